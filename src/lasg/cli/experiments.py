@@ -1,0 +1,321 @@
+"""`lasg demo, run, resume, compare, tune, paper`: what trains."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lasg.cli import options, show
+from lasg.cli.show import err, new_table, out, print_json
+from lasg.core.algorithms import ALGORITHMS
+from lasg.errors import LasgError
+from lasg.experiments import compare as comparing
+from lasg.experiments import paper as papers
+from lasg.experiments import pool, runner
+from lasg.experiments import spec as specs
+from lasg.experiments import tune as tuning
+from lasg.experiments.files import write_atomically
+from lasg.experiments.spec import Spec
+from lasg.experiments.store import Run
+from lasg.experiments.tasks import task as task_named
+
+RUNS = Path("runs")
+DEMO_TARGET = 0.3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    for command in (demo, run, resume, compare, tune, paper):
+        app.command()(command)
+
+
+def demo(
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the runs and the plot.", file_okay=False)] = Path(
+        "lasg-demo"
+    ),
+    seeds: options.Seeds = 3,
+    jobs: options.Jobs = None,
+    json: options.Json = False,
+) -> None:
+    """Train all twelve algorithms on embedded data (digits) to one loss, and compare what they sent."""
+    found = [
+        specs.with_budget(task_named("digits").spec(name, seed=seed), "loss", DEMO_TARGET)
+        for seed in range(seeds)
+        for name in ALGORITHMS
+    ]
+    runs = _run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
+    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} (mean of {seeds} seeds)"
+    _print_comparison(runs, DEMO_TARGET, title, json)
+    path = _plot(runs, out_dir / "demo.png", title.replace(":", "\n", 1).split("\n")[0])
+    if not json:
+        out.print(f"Plot: {path}. Runs: {out_dir}/. More: lasg compare --help", highlight=False, soft_wrap=True)
+
+
+def run(
+    what: Annotated[str, typer.Argument(help="A spec in TOML, or a task with -a.", metavar="SPEC.toml|TASK")],
+    algorithm: Annotated[
+        str | None, typer.Option("-a", "--algorithm", help="One algorithm (lasg list algorithms).")
+    ] = None,
+    setting: options.Setting = "heterogeneous",
+    seed: Annotated[int | None, typer.Option(help="The seed.", min=0)] = None,
+    changes: options.Changes = [],  # noqa: B006
+    until: options.Until = [],  # noqa: B006
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    engine: options.Engine = "simulation",
+    fresh: options.Fresh = False,
+    json: options.Json = False,
+) -> None:
+    """Run one spec, or one algorithm on a task, and store it."""
+    options.check_engine(engine)
+    spec = _spec_of(what, algorithm, setting, seed, options.split_pairs(changes, "--set"))
+    spec = options.limited(spec, until)
+    _print_run(_run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
+
+
+def _spec_of(what: str, algorithm: str | None, setting: str, seed: int | None, changes: dict[str, Any]) -> Spec:
+    """Read a spec file or take a task's defaults, with the changes of the command line."""
+    path = Path(what)
+    if path.suffix == ".toml" or path.is_file():
+        given = {"algorithm": algorithm, "seed": seed}
+        return specs.read(path).but(**{k: v for k, v in given.items() if v is not None}, **changes)
+    if algorithm is None:
+        raise LasgError(f"name an algorithm for the task {what}: -a lasg-wk2 (lasg list algorithms)")
+    return task_named(what).spec(algorithm, setting=setting, seed=seed or 0, **changes)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a stored run.", metavar="RUN")],
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """Go on with a run that was stopped; it ends as if it had not been."""
+    with show.following(1, "resume") as report:
+        found = runner.resume(folder, data_dir=data_dir, report=report)
+    _print_run(found, json)
+
+
+def compare(
+    task: options.TaskName,
+    algorithms: options.Algorithms = "all",
+    seeds: options.Seeds = 5,
+    first_seed: options.FirstSeed = 0,
+    setting: options.Setting = "heterogeneous",
+    until: options.Until = [],  # noqa: B006
+    changes: options.Changes = [],  # noqa: B006
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    engine: options.Engine = "simulation",
+    jobs: options.Jobs = None,
+    fresh: options.Fresh = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw loss against uploads and bits into this file.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
+    options.check_engine(engine)
+    chosen = task_named(task)
+    values = options.split_pairs(changes, "--set")
+    found = [
+        options.limited(chosen.spec(name, setting=setting, seed=seed, **values), until)
+        for seed in range(first_seed, first_seed + seeds)
+        for name in options.split_algorithms(algorithms)
+    ]
+    target = found[0].until.get("loss")
+    runs = _run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir)
+    goal = (
+        f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
+    )
+    _print_comparison(runs, target, f"{task}, {setting}, {goal} (mean of {seeds} seeds)", json)
+    if plot:
+        path = _plot(runs, plot, f"{task}, {setting}")
+        if not json:
+            out.print(f"Plot: {path}", highlight=False, soft_wrap=True)
+    if not json:
+        out.print(f"Runs: {out_dir}/", highlight=False, soft_wrap=True)
+
+
+def tune(
+    task: options.TaskName,
+    algorithm: Annotated[str, typer.Option("-a", "--algorithm", help="The algorithm to tune.")],
+    grid: Annotated[
+        list[str], typer.Option("--grid", help="Values to try: eta=0.05,0.1,c=0.1,1,H=5,10", metavar="KEY=V,V,...")
+    ],
+    seeds: options.Seeds = 3,
+    first_seed: options.FirstSeed = 0,
+    setting: options.Setting = "heterogeneous",
+    until: options.Until = [],  # noqa: B006
+    changes: options.Changes = [],  # noqa: B006
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    jobs: options.Jobs = None,
+    json: options.Json = False,
+) -> None:
+    """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
+    base = options.limited(
+        task_named(task).spec(algorithm, setting=setting, **options.split_pairs(changes, "--set")), until
+    )
+    tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
+    flat = [spec for _, group in tried for spec in group]
+    # Runs of one seed share their data, so they go one after another.
+    order = sorted(range(len(flat)), key=lambda i: flat[i].seed)
+    done = _run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir)
+    runs = dict(zip(order, done, strict=True))
+    groups = [(values, [runs[i * seeds + s] for s in range(seeds)]) for i, (values, _) in enumerate(tried)]
+    ranked = tuning.rank(groups, base.until.get("loss"))
+    if json:
+        print_json([{**point.values, **point.summary.to_dict()} for point in ranked])
+        return
+    table = new_table(f"{algorithm} on {task}, {setting}, best first")
+    for column in (*ranked[0].values, "loss", "uploads", "bits up"):
+        table.add_column(column, justify="right")
+    for point in ranked:
+        counts, row = point.summary.counts, point.summary
+        spent = [show.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
+        loss = "diverged" if row.diverged else show.plus_minus(row.loss)
+        table.add_row(*(str(value) for value in point.values.values()), loss, *spent)
+    out.print(table)
+    best = " ".join(f"--set {key}={value}" for key, value in ranked[0].values.items())
+    out.print(f"Best: {best}", highlight=False, soft_wrap=True)
+
+
+def paper(
+    what: Annotated[str, typer.Argument(help="table1, table2, table3, table4, toy or gradients.", metavar="WHAT")],
+    tasks: Annotated[list[str], typer.Option("--task", help="Only this task; may be repeated.")] = [],  # noqa: B006
+    seeds: options.Seeds = 5,
+    first_seed: options.FirstSeed = 0,
+    results: Annotated[Path, typer.Option(help="Folder for the CSV and Markdown files.", file_okay=False)] = Path(
+        "results"
+    ),
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    jobs: options.Jobs = None,
+    fresh: options.Fresh = False,
+    json: options.Json = False,
+) -> None:
+    """Print a table of the paper with ours beside it, or the data of a figure; write CSV and Markdown.
+
+    toy: uploads per 10 iterations of LAG-WK and LASG-WK2. gradients: loss against gradient evaluations on covtype.
+    """
+    started = time.monotonic()
+    chosen = range(first_seed, first_seed + seeds)
+    tables = {f"table{n}": n for n in range(1, 5)}
+    if what in tables:
+        cells = papers.cells(tables[what], tasks)
+        found = sorted(((cell, seed) for cell in cells for seed in chosen), key=lambda pair: (pair[0].task, pair[1]))
+        done = _run_all([c.spec(s) for c, s in found], out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir)
+        runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
+        for (cell, _), finished in zip(found, done, strict=True):
+            runs[cell].append(finished)
+        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, time.monotonic() - started)
+    elif what == "toy":
+        _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
+    elif what == "gradients":
+        listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
+        rows = papers.gradient_rows(_run_all(listed, out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir))
+        _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
+    else:
+        raise LasgError(f"unknown part of the paper {what!r}: table1, table2, table3, table4, toy, gradients")
+
+
+def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **options_: Any) -> None:
+    for name in tasks or ["mnist-lr"]:
+        listed = papers.toy_specs(name, seeds, 1000, "heterogeneous")
+        flat = [spec for group in listed.values() for spec in group]
+        done = iter(_run_all(flat, out_dir, f"toy {name}", **options_))
+        rows = papers.toy_rows({label: [next(done) for _ in group] for label, group in listed.items()})
+        _write(results / f"toy-{name}.csv", papers.to_csv(rows), rows, json)
+
+
+def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> None:
+    write_atomically(path, text.encode())
+    if json:
+        print_json(rows)
+    else:
+        out.print(f"Wrote {path}: {len(rows)} rows, columns {', '.join(rows[0])}", highlight=False, soft_wrap=True)
+
+
+def _print_table(
+    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, seconds: float
+) -> None:
+    """Write a table's files and print it."""
+    verdict = papers.judge(found)
+    rows = [result.to_dict() for result in found]
+    command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
+    command += "".join(f" --task {name}" for name in tasks)
+    head = (
+        f"# The paper's {what}, ours beside it\n\nPrinted by `{command}` in {seconds:.0f} s on {pool.cores()} cores.\n"
+    )
+    said = "\n".join(f"- {line}" for line in verdict.sentences())
+    name = "-".join([what, *tasks])
+    write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
+    write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
+    if json:
+        print_json(rows)
+        return
+    for name_ in dict.fromkeys(result.cell.task for result in found):
+        group = [result for result in found if result.cell.task == name_]
+        cell = group[0].cell
+        title = f"{name_}, {cell.setting}, loss after {cell.budget:,} {cell.budget_kind} ({len(seeds)} seeds)"
+        table = new_table(title)
+        for column in ("algorithm", "ours", "spread", "paper", "deviation"):
+            table.add_column(column, justify="left" if column == "algorithm" else "right")
+        for result in group:
+            off = f"{100 * (result.deviation or 0):+.1f} %"
+            table.add_row(
+                result.cell.algorithm,
+                f"{result.ours.mean:.4f}",
+                f"{result.ours.std:.4f}",
+                f"{result.cell.loss:.4f}",
+                off,
+            )
+        out.print(table)
+    for line in verdict.sentences():
+        out.print(line, highlight=False)
+    out.print(f"Wrote {results / name}.csv and .md", highlight=False, soft_wrap=True)
+
+
+def _run_all(
+    listed: list[Spec],
+    out_dir: Path,
+    what: str,
+    *,
+    jobs: int | None,
+    fresh: bool = False,
+    data_dir: Path | None = None,
+) -> list[Run]:
+    """Run specs with a progress bar."""
+    with show.following(len(listed), what) as report:
+        return pool.run_all(listed, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
+
+
+def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool) -> None:
+    summaries = comparing.summarise(runs, target)
+    if json:
+        print_json([summary.to_dict() for summary in summaries])
+    else:
+        out.print(show.comparison(summaries, title, target))
+
+
+def _print_run(found: Run, json: bool) -> None:
+    """Print how a run ended; exit 1 if it diverged."""
+    trace = found.trace
+    if json:
+        last = {name: trace[name][-1].item() for name in trace if trace[name].ndim == 1 and name != "threshold"}
+        last["accuracy"] = None if last["accuracy"] != last["accuracy"] else last["accuracy"]
+        print_json({"folder": str(found.folder), "status": found.status, "seconds": found.meta["seconds"], **last})
+    else:
+        out.print(show.outcome(found))
+        out.print(f"Run: {found.folder}", highlight=False, soft_wrap=True)
+    if found.status == "diverged":
+        err.print(f"lasg: {found.meta['message']}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _plot(runs: list[Run], path: Path, title: str) -> Path:
+    from lasg.report import plots
+
+    plots.comparison(runs, path, title)
+    return path

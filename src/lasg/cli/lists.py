@@ -1,0 +1,80 @@
+"""`lasg list`: what there is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import typer
+
+from lasg.cli import data, options
+from lasg.cli.show import new_table, out, print_json
+from lasg.core.algorithms import ALGORITHMS
+from lasg.experiments.tasks import TASKS
+
+app = typer.Typer(help="List tasks with their defaults, algorithms, or data sets.", no_args_is_help=True)
+
+SHOWN = ("workers", "D", "eta", "batch", "H", "bits", "iterations", "evaluate")
+
+
+@app.command()
+def tasks(json: options.Json = False) -> None:
+    """List the tasks and every default."""
+    specs = {name: task.spec("sgd") for name, task in TASKS.items()}
+    if json:
+        hidden = {"algorithm", "seed"}
+        print_json(
+            [
+                {"summary": TASKS[n].summary} | {k: v for k, v in s.to_dict().items() if k not in hidden}
+                for n, s in specs.items()
+            ]
+        )
+        return
+    table = new_table()
+    for column in ("task", *SHOWN):
+        table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
+    for name, spec in specs.items():
+        table.add_row(name, *(f"{getattr(spec, key)}" for key in SHOWN))
+    out.print(table)
+    for name, task in TASKS.items():
+        out.print(f"  {name}: {task.summary}", highlight=False)
+    shown = set(SHOWN) | {"task", "algorithm", "data", "seed", "partition"}
+    others = {f.name: getattr(specs["digits"], f.name) for f in fields(specs["digits"]) if f.name not in shown}
+    rest = ", ".join(f"{key}={_shown(value)}" for key, value in others.items() if value not in (None, {}))
+    out.print(f"\nFor all: partition=sorted (heterogeneous) or homogeneous, {rest}.", highlight=False)
+    out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.", highlight=False)
+
+
+def _shown(value: Any) -> str:
+    return str(value)
+
+
+@app.command()
+def algorithms(json: options.Json = False) -> None:
+    """List the twelve algorithms: rule x codec x local work."""
+    rows = [
+        {
+            "algorithm": a.name,
+            "rule": a.rule.name,
+            "codec": "qsgd" if a.quantised else "dense",
+            "local_steps": "H" if a.local else "1",
+            "summary": a.summary,
+        }
+        for a in ALGORITHMS.values()
+    ]
+    if json:
+        print_json(rows)
+        return
+    table = new_table()
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*row.values())
+    out.print(table)
+    out.print("Others by composition: rule+codec+local steps, such as wk2+qsgd8:512+H4.", highlight=False)
+
+
+@app.command("data")
+def data_sets(data_dir: options.DataDir = None, json: options.Json = False) -> None:
+    """List the data sets and where their files are (as lasg data list)."""
+    data.list_files(data_dir, json)

@@ -1,0 +1,65 @@
+"""The command `lasg`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+import lasg
+from lasg.cli import data, experiments, lists
+from lasg.cli.show import err
+from lasg.errors import LasgError
+
+app = typer.Typer(
+    help="Lazily aggregated stochastic gradients: train with a fraction of the uploads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+experiments.register(app)
+app.add_typer(lists.app, name="list")
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lasg {lasg.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hold the options that stand before any command."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code: 0 done, 1 the run failed, 2 the input was wrong, 130 stopped."""
+    try:
+        result = app(arguments if arguments is not None else sys.argv[1:], standalone_mode=False)
+    except LasgError as error:
+        return _fail(str(error), 2)
+    except TyperException as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, Abort):
+        return _fail("stopped. Runs under way can be continued: lasg resume RUN", 130)
+    except BrokenPipeError:
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    err.print(f"lasg: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def entry() -> None:
+    """Run as the installed command."""
+    sys.exit(main())

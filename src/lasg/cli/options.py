@@ -1,0 +1,83 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.errors import LasgError
+from lasg.experiments.spec import Spec, parse_value, with_budget
+
+TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), or libsvm:PATH for a file.", metavar="TASK")]
+Algorithms = Annotated[
+    str,
+    typer.Option(
+        "-a",
+        "--algorithms",
+        help="Names, separated by commas (lasg list algorithms); all for every one.",
+        metavar="A,B",
+    ),
+]
+Setting = Annotated[
+    str,
+    typer.Option(help="How samples are dealt: homogeneous, or heterogeneous (sorted by label, uneven shards)."),
+]
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", help="Change a setting of the task, such as eta=0.05; may be repeated.", metavar="KEY=VALUE"),
+]
+Until = Annotated[
+    list[str],
+    typer.Option(
+        "--until",
+        help="When to stop: uploads=, bits=, iterations=, gradients= or loss=; may be repeated.",
+        metavar="KIND=N",
+    ),
+]
+Seeds = Annotated[int, typer.Option(help="How many seeds.", min=1)]
+FirstSeed = Annotated[int, typer.Option("--first-seed", help="The first of the seeds.", min=0)]
+Out = Annotated[Path, typer.Option(help="Folder in which runs are stored.", file_okay=False)]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Look for data files here first (then $LASG_DATA, then the cache).")
+]
+Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one a core.", min=1)]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
+Engine = Annotated[str, typer.Option(help="What carries the messages: simulation.")]
+
+
+def split_pairs(texts: list[str], what: str) -> dict[str, Any]:
+    """Read KEY=VALUE texts; values are TOML, or bare words."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise LasgError(f"{what} takes KEY=VALUE, got {text!r}")
+        pairs[key.strip()] = parse_value(value.strip())
+    return pairs
+
+
+def split_algorithms(text: str) -> list[str]:
+    """Read names separated by commas; `all` is every one of the twelve."""
+    if text == "all":
+        return list(ALGORITHMS)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise LasgError("name at least one algorithm: -a sgd,lasg-wk2")
+    return [algorithm(name).name for name in dict.fromkeys(names)]
+
+
+def limited(spec: Spec, until: list[str]) -> Spec:
+    """Return the spec with the budgets of --until."""
+    for kind, value in split_pairs(until, "--until").items():
+        spec = with_budget(spec, kind, value)
+    return spec
+
+
+def check_engine(engine: str) -> None:
+    """Refuse an engine that is not there."""
+    if engine != "simulation":
+        raise LasgError(f"unknown engine {engine!r}: simulation is the one there is")

@@ -1,0 +1,1 @@
+"""The algorithm: rules, codecs, workers, server, ledger. Imports torch and NumPy only, no engine, no I/O."""

@@ -1,0 +1,69 @@
+"""The few things NumPy arrays and torch tensors spell differently.
+
+Everything of length p may be either; the small control arrays (who uploaded, tau) are always NumPy.
+torch is imported only once a tensor turns up, so that NumPy-only runs start without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# A NumPy array or a torch tensor: the operators used on it mean the same for both.
+Array: TypeAlias = Any
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def namespace(x: Array) -> ModuleType:
+    """Return the module whose functions work on `x`: numpy or torch."""
+    return np if isinstance(x, np.ndarray) else sys.modules["torch"]
+
+
+def sq(x: Array) -> Array:
+    """Squared Euclidean norm over the last dimension."""
+    if isinstance(x, np.ndarray):
+        return np.einsum("...i,...i->...", x, x)
+    return (x * x).sum(-1)
+
+
+def copy(x: Array) -> Array:
+    """Return a copy that shares no memory with `x`."""
+    return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    """Return zeros of the kind, dtype and device of `like`."""
+    if isinstance(like, np.ndarray):
+        return np.zeros(shape, like.dtype)
+    return like.new_zeros(shape)
+
+
+def float64(x: Array) -> Array:
+    """Cast to double precision."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+
+
+def cast(x: Array, like: Array) -> Array:
+    """Cast or move `x` to the kind, dtype and device of `like`; a NumPy array may become a tensor."""
+    if isinstance(like, np.ndarray):
+        return np.asarray(x, like.dtype)
+    torch = namespace(like)
+    return torch.as_tensor(x, dtype=like.dtype, device=like.device)
+
+
+def host(x: Array) -> npt.NDArray[Any]:
+    """Return `x` as a NumPy array on the host."""
+    return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
+
+
+def bits_per_entry(x: Array) -> int:
+    """Bits of one entry on the wire when sent as it is: 32 in float32, 64 in float64."""
+    return 8 * int(x.itemsize)

@@ -1,0 +1,192 @@
+"""What an upload looks like on the wire.
+
+A codec has two methods. `encode` turns stacked rows `(n, p)` into one message a row; `decode` turns messages
+into exactly the rows that the server uses. The bits of an upload are 8 x the length of its message.
+`transmit` is what engines call: it gives the decoded rows and the bits, without packing where a codec knows
+a shorter way to the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.core.arrays import Array, bits_per_entry, cast, float64, host, namespace
+from lasg.errors import LasgError
+
+# Gives uniform numbers in [0, 1), one an entry of the rows, drawn only if a codec asks for them.
+Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """How rows become messages and messages rows."""
+
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
+        """Turn rows `(n, p)` into `n` messages."""
+        ...
+
+    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
+        """Turn `n` messages into rows `(n, p)` of the kind of `like`, a vector `(p,)`."""
+        ...
+
+
+@runtime_checkable
+class _Shortcut(Protocol):
+    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]: ...
+
+
+def transmit(codec: Codec, rows: Array, noise: Noise) -> tuple[Array, int]:
+    """Return the rows as the server sees them, and the bits that travelled for all of them."""
+    if isinstance(codec, _Shortcut):
+        return codec.skip_packing(rows, noise)
+    messages = codec.encode(rows, noise)
+    return codec.decode(messages, rows[0]), 8 * sum(map(len, messages))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The entries as they are, little-endian, in the run's dtype: 32 p bits in float32."""
+
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:  # noqa: ARG002
+        """Turn rows into messages."""
+        return [_little_endian(row).tobytes() for row in host(rows)]
+
+    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
+        """Turn messages into rows."""
+        dtype = host(like).dtype.newbyteorder("<")
+        return cast(_bytes_of(messages, dtype.itemsize * len(like)).view(dtype), like)
+
+    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:  # noqa: ARG002
+        """Return what `decode(encode(rows))` would, and its bits."""
+        return rows, len(rows) * rows.shape[-1] * bits_per_entry(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSGD:
+    """Stochastic quantisation of Alistarh et al. 2017: `bits` an entry, sign included, one float32 norm a bucket.
+
+    With s = 2^(bits-1) - 1 levels an entry v_i becomes norm * sign(v_i) * l_i / s, where l_i is |v_i| s / norm
+    rounded up with its fractional part as probability: unbiased. `bucket=None` is one norm a vector, as in the
+    paper: bits * p + 32 bits. Large models need buckets: the error grows with sqrt(bucket) / s.
+    """
+
+    bits: int = 4
+    bucket: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
+            raise LasgError(f"QSGD takes 2 to 16 bits an entry (sign included), got {self.bits!r}")
+        if self.bucket is not None and (not isinstance(self.bucket, int) or self.bucket < 1):
+            raise LasgError(f"bucket must be a number of entries >= 1, or absent for one norm, got {self.bucket!r}")
+
+    @property
+    def levels(self) -> int:
+        """s, the number of steps between 0 and the norm."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
+        """Turn rows into messages: the norms, then sign and level of every entry, packed, padded to bytes."""
+        p = rows.shape[-1]
+        norms, levels = map(host, self._quantise(rows, noise))
+        magnitude = np.abs(levels).reshape(len(rows), -1)[:, :p].astype(np.uint16)
+        negative = (levels < 0).reshape(len(rows), -1)[:, :p]
+        codes = magnitude | (negative.astype(np.uint16) << np.uint16(self.bits - 1))
+        packed = _pack(codes, self.bits)
+        heads = norms.astype("<f4").view(np.uint8).reshape(len(rows), -1)
+        return [head.tobytes() + body.tobytes() for head, body in zip(heads, packed, strict=True)]
+
+    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
+        """Turn messages into rows."""
+        p = len(like)
+        buckets = self._buckets(p)
+        data = _bytes_of(messages, 4 * buckets + -(-self.bits * p // 8))
+        norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
+        codes = _unpack(data[:, 4 * buckets :], self.bits, p)
+        magnitude = (codes & np.uint16(self.levels)).astype(np.float64)
+        levels = np.where(codes >> np.uint16(self.bits - 1), -magnitude, magnitude)
+        levels = self._split(levels)
+        return cast(self._join(norms.astype(np.float64), levels, p), like)
+
+    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:
+        """Return what `decode(encode(rows))` would, and its bits."""
+        p = rows.shape[-1]
+        norms, levels = self._quantise(rows, noise)
+        length = 4 * self._buckets(p) + -(-self.bits * p // 8)
+        return cast(self._join(float64(norms), levels, p), rows), 8 * length * len(rows)
+
+    def _buckets(self, p: int) -> int:
+        return 1 if self.bucket is None else -(-p // self.bucket)
+
+    def _split(self, rows: Array) -> Array:
+        """Reshape `(n, p)` to `(n, buckets, entries)`, the last bucket padded with zeros."""
+        n, p = rows.shape
+        if self.bucket is None:
+            return rows.reshape(n, 1, p)
+        xp = namespace(rows)
+        missing = -p % self.bucket
+        if missing:
+            pad = xp.zeros((n, missing), dtype=rows.dtype, **({} if xp is np else {"device": rows.device}))
+            rows = xp.concatenate([rows, pad], -1) if xp is np else xp.cat([rows, pad], -1)
+        return rows.reshape(n, -1, self.bucket)
+
+    def _quantise(self, rows: Array, noise: Noise) -> tuple[Array, Array]:
+        """Return the norms `(n, buckets)` in float32 and signed levels `(n, buckets, entries)` in float64."""
+        xp = namespace(rows)
+        values = self._split(float64(rows))
+        norms = xp.sqrt((values * values).sum(-1))
+        norms = norms.astype(np.float32) if xp is np else norms.float()
+        if not bool(xp.isfinite(norms).all()):
+            raise LasgError("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
+        safe = float64(norms)
+        safe = xp.where(safe > 0, safe, xp.ones_like(safe))
+        draws = self._split(cast(noise(), safe))
+        levels = xp.floor(xp.abs(values) * (self.levels / safe)[..., None] + draws)
+        # The norm is rounded to float32, so an entry can exceed it by a hair.
+        levels = levels.clip(0, self.levels)
+        return norms, levels * xp.sign(values)
+
+    def _join(self, norms: Array, levels: Array, p: int) -> Array:
+        rows = levels * (norms / self.levels)[..., None]
+        return rows.reshape(len(rows), -1)[:, :p]
+
+
+def _little_endian(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    return x.astype(x.dtype.newbyteorder("<"), copy=False)
+
+
+def _bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
+    """Stack messages of one known length as `(n, length)` bytes."""
+    for message in messages:
+        if len(message) != length:
+            raise LasgError(f"a message of {length} bytes was expected, {len(message)} came: refused")
+    return np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), length)
+
+
+def _pack(codes: npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint8]:
+    """Pack the low `bits` of every code, most significant bit first, rows padded to whole bytes."""
+    as_bytes = codes.astype(">u2").view(np.uint8).reshape(*codes.shape, 2)
+    spread = np.unpackbits(as_bytes, axis=-1)[..., 16 - bits :]
+    return np.packbits(spread.reshape(len(codes), -1), axis=-1)
+
+
+def _unpack(packed: npt.NDArray[np.uint8], bits: int, p: int) -> npt.NDArray[np.uint16]:
+    """Undo `_pack` for rows of `p` codes."""
+    spread = np.unpackbits(packed, axis=-1, count=bits * p).reshape(len(packed), p, bits)
+    padded = np.zeros((len(packed), p, 16), np.uint8)
+    padded[..., 16 - bits :] = spread
+    return np.packbits(padded, axis=-1).view(">u2")[..., 0].astype(np.uint16)
+
+
+def parse(name: str) -> Codec:
+    """Return the codec called `name`: dense, qsgd4, qsgd8:512 (bits, then entries a norm)."""
+    if name == "dense":
+        return Dense()
+    bits, _, bucket = name.removeprefix("qsgd").partition(":")
+    if name.startswith("qsgd") and bits.isdigit() and (bucket.isdigit() or not bucket):
+        return QSGD(bits=int(bits), bucket=int(bucket) if bucket else None)
+    raise LasgError(f"unknown codec {name!r}: dense, qsgdB with B = 2..16 bits, or qsgdB:N with a norm every N entries")

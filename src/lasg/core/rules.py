@@ -1,0 +1,101 @@
+"""Who uploads. A rule is one function beside its equation: the left side of an inequality.
+
+All rules share the right side, which the server computes (`server.Server.open`). A worker stays silent while
+left <= right. The function sees two records of the same workers: now, and at their last upload. Vectors are
+stacked, `(W, p)` or `(p,)` where all workers share one; a left side has one number a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from lasg.core.arrays import Array, host, sq
+from lasg.errors import LasgError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of the workers at one moment. A field is None where the rule did not ask for it."""
+
+    theta: Array = None
+    """The model: theta^k now, theta^{k - tau_m} at the last upload."""
+    grad: Array = None
+    """The exact contribution at `theta` on the sample of that round (never the quantised one)."""
+    probe: Array = None
+    """The contribution on the SAME sample at another point: the one `Rule.probe` names."""
+    moved: Array = None
+    """||theta^k - theta^{k - tau_m}||^2, one number a worker; known now, where the last theta is kept."""
+    smoothness: Array = None
+    """L_m, or its running estimate, one number a worker."""
+
+
+Left: TypeAlias = Callable[[Record, Record], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A left side, and what it needs to be evaluated."""
+
+    name: str
+    left: Left | None = None
+    """None: nobody is ever silent."""
+    where: Literal["worker", "server"] = "worker"
+    """Who evaluates it. A server rule sees `theta`, `moved` and `smoothness` only, and asks nobody else."""
+    probe: Literal["last", "snapshot"] | None = None
+    """Where, besides theta^k, the gradient is needed: at the last upload's theta, or at the snapshot that is
+    taken every D rounds. Each costs one more gradient evaluation."""
+    remembers: tuple[Literal["grad", "probe"], ...] = ()
+    """Which vectors of the last record a worker must keep: p numbers each."""
+    estimate: Left | None = None
+    """An estimate of L_m from an asked worker; the server keeps the largest."""
+
+    def __post_init__(self) -> None:
+        if self.where == "server" and (self.remembers or self.probe == "snapshot"):
+            raise LasgError(f"rule {self.name}: a server rule sees no gradients, so it cannot remember any")
+        if self.estimate is not None and (self.where, self.probe) != ("server", "last"):
+            raise LasgError(f"rule {self.name}: an estimate needs where='server' and probe='last'")
+
+    @property
+    def periodic(self) -> bool:
+        """Whether uploads are forced when k mod D = 0 (with the snapshot) instead of when tau >= D."""
+        return self.probe == "snapshot"
+
+
+def lag(now: Record, last: Record) -> Array:
+    """Left side of eqn:LAGrule: ||grad(theta^k; xi^k) - grad(theta^{k-tau}; xi^{k-tau})||^2."""
+    return sq(now.grad - last.grad)
+
+
+def wk1(now: Record, last: Record) -> Array:
+    """Left side of eqn:workerrule1: ||delta~^k - delta~^{k-tau}||^2, delta~ = grad(theta) - grad(snapshot)."""
+    return sq((now.grad - now.probe) - (last.grad - last.probe))
+
+
+def wk2(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """Left side of eqn:workerrule2: ||grad(theta^k; xi^k) - grad(theta^{k-tau}; xi^k)||^2."""
+    return sq(now.grad - now.probe)
+
+
+def ps(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """Left side of eqn:serverrule and eqn:eserversule: L_m^2 ||theta^k - theta^{k-tau}||^2."""
+    return now.smoothness**2 * now.moved
+
+
+def smoothness_estimate(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """The ratio in eqn:Lmestimate; 0 where theta did not move (0/0 at k = 0), which changes no maximum."""
+    changed = host(sq(now.grad - now.probe))
+    return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
+
+
+ALWAYS = Rule(name="always")
+LAG = Rule(name="lag", left=lag, remembers=("grad",))
+WK1 = Rule(name="wk1", left=wk1, probe="snapshot", remembers=("grad", "probe"))
+WK2 = Rule(name="wk2", left=wk2, probe="last")
+PS = Rule(name="ps", left=ps, where="server")
+PSE = Rule(name="pse", left=ps, where="server", probe="last", estimate=smoothness_estimate)
+
+RULES = {rule.name: rule for rule in (ALWAYS, LAG, WK1, WK2, PS, PSE)}

@@ -1,0 +1,178 @@
+"""The server: a deterministic state machine. No clock, no randomness, no I/O.
+
+`open` says who is asked, who is due and what the rules' right side is; `close` takes the innovations of those
+that uploaded and moves the model. eqn:LASGiteration2: theta^{k+1} = theta^k - eta_k nabla^k, with
+nabla^k = nabla^{k-1} + the sum of the innovations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from lasg.core.arrays import Array, FloatArray, Mask, float64, sq, zeros
+from lasg.core.iterates import Iterates
+from lasg.core.rules import Record, Rule
+from lasg.errors import LasgError
+
+if TYPE_CHECKING:
+    from lasg.core.optimizers import Optimizer
+
+
+class Diverged(LasgError):  # noqa: N818
+    """The model left the finite numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laziness:
+    """How lazy: the constants of the rules' right side, (c / (eta^2 M^2)) * sum of the last moves."""
+
+    workers: int
+    """M."""
+    D: int = 100
+    """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD."""
+    c: float = 0.1
+    """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
+    window: int = 10
+    """How many moves are summed: c_d = 0 beyond it."""
+    start: Literal["ask-twice", "zero"] = "ask-twice"
+    """How PSE begins: everybody asked at k = 0 and k = 1, or only at k = 0 with L-hat = 0 after it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.workers, int) or self.workers < 1:
+            raise LasgError(f"workers must be an integer >= 1, got {self.workers!r}")
+        if not isinstance(self.D, int) or self.D < 1:
+            raise LasgError(f"D must be an integer >= 1, got {self.D!r}. D = 1 is plain SGD.")
+        if not self.c >= 0:
+            raise LasgError(f"c must be >= 0, got {self.c!r}. c = 0 is plain SGD, inf uploads every D rounds.")
+        if not isinstance(self.window, int) or self.window < 1:
+            raise LasgError(f"window must be an integer >= 1, got {self.window!r}")
+        if self.start not in {"ask-twice", "zero"}:
+            raise LasgError(f"start must be 'ask-twice' or 'zero', got {self.start!r}")
+
+
+class Opened(NamedTuple):
+    """A round as the server opens it."""
+
+    k: int
+    theta: Array
+    eta: float
+    threshold: float
+    """The rules' right side."""
+    asked: Mask | None
+    """Who gets theta and computes; None: everybody (worker rules)."""
+    due: Mask | bool
+    """Who uploads whatever the rule says."""
+    left: FloatArray | None
+    """The left side, where the server evaluated the rule."""
+
+
+class Server:
+    """The model, the aggregate, and what the rules need to know of the past."""
+
+    def __init__(
+        self, optimizer: Optimizer, rule: Rule, laziness: Laziness, smoothness: FloatArray | None = None
+    ) -> None:
+        M = laziness.workers
+        theta = optimizer.theta
+        self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
+        self.k = 0
+        self.aggregate = float64(zeros(theta.shape, theta))
+        self.history: deque[float] = deque(maxlen=laziness.window)
+        self.tau = np.ones(M, np.int64)
+        self.iterates = Iterates(M, theta) if rule.where == "server" else None
+        if rule.where == "server" and rule.estimate is None:
+            if smoothness is None:
+                raise LasgError(
+                    f"rule {rule.name} needs the smoothness constants L_m of the workers; pse estimates them"
+                )
+            self.smoothness = np.broadcast_to(np.asarray(smoothness, np.float64), (M,)).copy()
+        else:
+            self.smoothness = np.zeros(M)
+
+    @property
+    def theta(self) -> Array:
+        """The current model, theta^k."""
+        return self.optimizer.theta
+
+    def threshold(self, eta: float) -> float:
+        """Return the right side shared by all rules.
+
+        With plain SGD it is the paper's, from the squared moves. Otherwise the history holds squared norms of
+        the aggregate, which is the same number for SGD of one step size.
+        """
+        scale = self.laziness.c / self.laziness.workers**2
+        if self.optimizer.plain:
+            scale /= eta * eta
+        total = sum(self.history)
+        # c = inf means: silent until due. inf * 0 would be nan.
+        return scale * total if scale < float("inf") else scale
+
+    def open(self) -> Opened:
+        """Open round k: decide who is asked (server rules) and who is due."""
+        eta = self.optimizer.rate(self.k)
+        threshold = self.threshold(eta)
+        due = self._due()
+        if self.iterates is None:
+            return Opened(self.k, self.theta, eta, threshold, None, due, None)
+        if due is True:
+            everybody = np.ones(len(self.tau), np.bool_)
+            return Opened(self.k, self.theta, eta, threshold, everybody, everybody, None)
+        moved = self.iterates.moved(self.theta)
+        now = Record(theta=self.theta, moved=moved, smoothness=self.smoothness)
+        left = self.rule.left(now, Record()) if self.rule.left else moved
+        return Opened(self.k, self.theta, eta, threshold, (left > threshold) | due, due, left)
+
+    def _due(self) -> Mask | bool:
+        """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1)."""
+        if self.k == 0 or self.rule.left is None:
+            return True
+        if self.rule.periodic:
+            return self.k % self.laziness.D == 0
+        if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
+            return True
+        return self.tau >= self.laziness.D
+
+    def close(self, uploaded: Mask, innovation: Array | None, estimates: FloatArray | None = None) -> Array:
+        """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}."""
+        before = self.theta
+        if innovation is not None:
+            self.aggregate += innovation
+            if self.iterates is not None:
+                self.iterates.keep(before, uploaded)
+        self.tau += 1
+        self.tau[uploaded] = 1
+        if estimates is not None:
+            self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
+        theta = self.optimizer.step(self.k, self.aggregate)
+        size = float(sq(theta - before if self.optimizer.plain else self.aggregate))
+        if not size < float("inf"):
+            raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
+        self.history.append(size)
+        self.k += 1
+        return theta
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: nested dicts of arrays and JSON values."""
+        return {
+            "k": self.k,
+            "aggregate": self.aggregate,
+            "history": list(self.history),
+            "tau": self.tau,
+            "smoothness": self.smoothness,
+            "optimizer": self.optimizer.state(),
+            "iterates": None if self.iterates is None else self.iterates.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        self.k = int(state["k"])
+        self.aggregate = state["aggregate"]
+        self.history = deque(state["history"], maxlen=self.laziness.window)
+        self.tau, self.smoothness = state["tau"], state["smoothness"]
+        self.optimizer.restore(state["optimizer"])
+        if self.iterates is not None:
+            self.iterates.restore(state["iterates"])

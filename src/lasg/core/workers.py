@@ -1,0 +1,172 @@
+"""The workers that live in this process: what they remember, and what they answer to an opened round.
+
+All vectors are stacked, `(W, p)`. W is M in a simulation and 1 in a process that is one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg import counter
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask, cast, float64, host, zeros
+from lasg.core.codecs import Codec, transmit
+from lasg.core.iterates import Iterates
+from lasg.core.rules import Record, Rule
+
+if TYPE_CHECKING:
+    from lasg.core.server import Opened
+
+
+class Oracle(Protocol):
+    """What the workers differentiate: their data, their minibatches and the loss."""
+
+    @property
+    def weights(self) -> FloatArray:
+        """n_m / N for each worker of this process."""
+        ...
+
+    def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
+        """Return each worker's contribution on its minibatch of `iteration`, at each of the points.
+
+        A point is one model `(p,)` for all, or `(n, p)`, one a worker. `rows` chooses workers; None is all.
+        """
+        ...
+
+
+class Reply(NamedTuple):
+    """What the workers of this process answer."""
+
+    uploaded: Mask
+    """Who uploads, among this process's workers."""
+    innovation: Array | None
+    """The sum over the uploads of (decoded contribution - the one before it), in float64; None if none."""
+    bits: int
+    """The uploads' bits."""
+    gradients: int
+    """Gradient evaluations spent."""
+    left: FloatArray | None
+    """The rule's left side, where the workers evaluated it."""
+    estimates: FloatArray | None
+    """Estimates of L_m, one an upload."""
+
+
+class Workers:
+    """W stacked workers under one rule and codec."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        rule: Rule,
+        codec: Codec,
+        *,
+        theta: Array,
+        ids: IntArray,
+        seed: int,
+        D: int,
+        local_steps: int = 1,
+    ) -> None:
+        self.oracle, self.rule, self.codec = oracle, rule, codec
+        self.ids, self.seed, self.D, self.H = ids, seed, D, local_steps
+        shape = (len(ids), theta.shape[-1])
+        self.contributed = zeros(shape, theta)
+        self.memory = {name: zeros(shape, theta) for name in rule.remembers}
+        self.iterates = Iterates(len(ids), theta) if rule.probe == "last" else None
+        self.snapshot = theta
+        self._nobody = np.zeros(len(ids), np.bool_)
+        self._everybody = np.ones(len(ids), np.bool_)
+
+    def respond(self, opened: Opened) -> Reply:
+        """Compute what was asked, decide who uploads (worker rules), and encode it."""
+        rows = None if opened.asked is None or opened.asked.all() else np.flatnonzero(opened.asked)
+        if rows is not None and len(rows) == 0:
+            return Reply(self._nobody, None, 0, 0, None, None)
+        if self.rule.periodic and opened.k % self.D == 0:
+            self.snapshot = opened.theta
+        now, evaluations = self._compute(opened, rows)
+        left = None
+        if self.rule.where == "server":
+            uploaded = self._everybody if opened.asked is None else opened.asked
+        elif opened.due is True or self.rule.left is None:
+            uploaded = self._everybody
+        else:
+            left = host(self.rule.left(now, Record(**self.memory)))
+            uploaded = (left > opened.threshold) | opened.due
+        if not uploaded.any():
+            return Reply(uploaded, None, 0, evaluations, left, None)
+        innovation, bits = self._upload(opened.k, now.grad, uploaded, rows)
+        estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
+        self._remember(now, uploaded)
+        return Reply(uploaded, innovation, bits, evaluations, left, estimates)
+
+    def _compute(self, opened: Opened, rows: IntArray | None) -> tuple[Record, int]:
+        """Return the record of now, and the gradient evaluations it took."""
+        theta, count = opened.theta, len(self.ids) if rows is None else len(rows)
+        moved = None
+        if self.rule.probe is None:
+            points = [theta]
+        elif self.rule.probe == "snapshot":
+            points = [theta] if self.snapshot is theta else [theta, self.snapshot]
+        else:
+            assert self.iterates is not None
+            points = [theta] if opened.k == 0 else [theta, self.iterates.rows(rows)]
+            if self.rule.estimate:
+                moved = self.iterates.moved(theta, rows) if opened.k else np.zeros(count)
+        found = self._work(opened, points, rows)
+        probe = found[-1] if self.rule.probe else None
+        return Record(theta=theta, grad=found[0], probe=probe, moved=moved), count * len(points) * self.H
+
+    def _work(self, opened: Opened, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
+        """One round of local work from each starting point: a gradient, or H steps as a pseudo-gradient.
+
+        The pseudo-gradient is (n_m / N) (theta - theta_m) / eta: the server's step on its sum IS the weighted
+        average of the local models. With H = 1 it is the gradient.
+        """
+        if self.H == 1:
+            return self.oracle.gradients(opened.k, points, rows)
+        weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
+        weight = cast(weights[:, None], points[0])
+        local = list(points)
+        for h in range(self.H):
+            found = self.oracle.gradients(opened.k * self.H + h, local, rows)
+            local = [theta - opened.eta / weight * grad for theta, grad in zip(local, found, strict=True)]
+        return [weight / opened.eta * (start - end) for start, end in zip(points, local, strict=True)]
+
+    def _upload(self, k: int, grad: Array, uploaded: Mask, rows: IntArray | None) -> tuple[Array, int]:
+        """Send the uploaders' contributions; return the sum of their innovations, and the bits."""
+        senders = np.flatnonzero(uploaded)
+        sent = grad if len(senders) == len(grad) else grad[senders if rows is None else uploaded[rows]]
+        decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, sent.shape[-1]))
+        innovation = float64(decoded).sum(0) - float64(self.contributed[senders]).sum(0)
+        self.contributed[senders] = decoded
+        return innovation, bits
+
+    def _noise(self, k: int, senders: IntArray, p: int) -> npt.NDArray[np.float64]:
+        """Return uniform numbers for each sender and entry, a function of (seed, worker, round)."""
+        key = counter.keys(self.seed, counter.QUANTISER, self.ids[senders], k)[0]
+        return counter.uniforms(key, p)
+
+    def _remember(self, now: Record, uploaded: Mask) -> None:
+        for name, kept in self.memory.items():
+            kept[uploaded] = getattr(now, name)[uploaded]
+        if self.iterates is not None:
+            self.iterates.keep(now.theta, uploaded)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
+        return {
+            "contributed": self.contributed,
+            "memory": dict(self.memory),
+            "snapshot": self.snapshot,
+            "iterates": None if self.iterates is None else self.iterates.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        self.contributed, self.memory = state["contributed"], dict(state["memory"])
+        self.snapshot = state["snapshot"]
+        if self.iterates is not None:
+            self.iterates.restore(state["iterates"])

@@ -1,0 +1,59 @@
+"""Randomness from a counter: every draw is a pure function of (seed, purpose, worker, round, position).
+
+SplitMix64 (Steele, Lea, Flood 2014), evaluated at many positions at once. A NumPy generator made for one
+worker and round costs 12 microseconds before it draws anything; here a round of ten workers costs less.
+No state exists, so a draw is the same in every engine, on every host, in every order and after a resume.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64 = npt.NDArray[np.uint64]
+
+GAMMA = 0x9E3779B97F4A7C15
+WORD = (1 << 64) - 1
+
+# What a stream of draws is for. The numbers are part of the run format: never reuse one.
+MINIBATCH = 1
+QUANTISER = 2
+
+
+def mix(z: UInt64) -> UInt64:
+    """Scramble 64-bit words in place: the output function of SplitMix64."""
+    shifted = z >> np.uint64(30)
+    z ^= shifted
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(z, np.uint64(27), out=shifted)
+    z ^= shifted
+    z *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    z ^= shifted
+    return z
+
+
+def words(values: npt.ArrayLike) -> UInt64:
+    """Return integers as 64-bit words times the odd constant that spaces SplitMix64's states."""
+    return np.atleast_1d(np.asarray(values)).astype(np.uint64) * np.uint64(GAMMA)
+
+
+def keys(seed: int, purpose: int, workers: npt.ArrayLike, rounds: npt.ArrayLike) -> UInt64:
+    """Return the start of the stream of each (round, worker): shape (rounds, workers)."""
+    base = mix(np.array([seed & WORD], np.uint64) + np.uint64(GAMMA))
+    base = mix(base + words(purpose))
+    of_worker = mix(base + words(workers))
+    return mix(of_worker[None, :] + words(rounds)[:, None])
+
+
+def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:
+    """Return `n` uniform numbers in [0, 1) a key, as a last dimension of length `n`."""
+    return unit(mix(key[..., None] + words(np.arange(1, n + 1))))
+
+
+def unit(z: UInt64) -> npt.NDArray[np.float64]:
+    """Map 64-bit words to [0, 1) with 53 bits."""
+    z >>= np.uint64(11)
+    u = z.astype(np.float64)
+    u *= 2.0**-53
+    return u

@@ -1,0 +1,149 @@
+"""Load a data set by name: `load("covtype")`, `load("libsvm:my-file.bz2")`."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from lasg.data import cache, files
+from lasg.data.cache import Damaged, Prepared, Progress
+from lasg.data.download import obtain
+from lasg.data.parsers import PARSERS, parse_libsvm
+from lasg.data.sources import FILES, LIBSVM_PREFIX, named
+from lasg.data.tables import FloatArray, IntArray, Parts, Table
+from lasg.errors import LasgError
+
+__all__ = ["Dataset", "FloatArray", "IntArray", "load"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples (read-only where they are memory-mapped), labels 0..classes-1, and a test set if there is one.
+
+    `sha256` is of the prepared arrays as stored in float32, whatever `dtype` was asked for.
+    """
+
+    name: str
+    features: FloatArray
+    labels: IntArray
+    classes: int
+    test_features: FloatArray | None
+    test_labels: IntArray | None
+    sha256: str
+
+
+def load(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    dtype: DTypeLike = np.float32,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Load a named data set or `libsvm:PATH`, downloading and preparing it the first time.
+
+    `progress(what, done, total)` is told of downloaded bytes and of prepared rows. Any `dtype` but float32
+    is converted from the stored float32 and held in memory.
+    """
+    kind = np.dtype(dtype)
+    if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise LasgError(f"dtype must be float32 or float64, got {kind}")
+    prepared = embedded(name) if is_embedded(name) else _read_or_prepare(name, data_dir, progress)
+    arrays = prepared.arrays
+    test = arrays.get("test_features")
+    return Dataset(
+        name=name,
+        features=arrays["features"].astype(kind, copy=False),
+        labels=arrays["labels"],
+        classes=prepared.classes,
+        test_features=None if test is None else test.astype(kind, copy=False),
+        test_labels=arrays.get("test_labels"),
+        sha256=cache.combine(prepared.digests),
+    )
+
+
+def is_libsvm(name: str) -> bool:
+    """Tell whether a name is `libsvm:PATH`."""
+    return name.startswith(LIBSVM_PREFIX)
+
+
+def is_embedded(name: str) -> bool:
+    """Tell whether a data set comes with scikit-learn and has no files; an unknown name is an error."""
+    return not is_libsvm(name) and not named(name).files
+
+
+def embedded(name: str) -> Prepared:
+    """Make an embedded data set; it is small, so it is not cached."""
+    parts = PARSERS[name]([])
+    arrays = dict(_arrays(parts.train, ""))
+    if parts.test is not None:
+        arrays |= _arrays(parts.test, "test_")
+    digests = {key: cache.hash_blocks([array]) for key, array in arrays.items()}
+    return Prepared(arrays, digests, parts.classes)
+
+
+def libsvm_path(name: str) -> Path:
+    """Return the file that `libsvm:PATH` names; LasgError where there is none."""
+    text = name.removeprefix(LIBSVM_PREFIX)
+    path = Path(text).expanduser()
+    if not text or not path.is_file():
+        what = "a folder" if text and path.is_dir() else "no file"
+        raise LasgError(f"{LIBSVM_PREFIX}PATH must name a LIBSVM file, but {text!r} is {what}: correct the path")
+    return path
+
+
+def prepared_place(name: str) -> tuple[Path, str]:
+    """Return a data set's prepared folder and the checksum of its sources that the folder is known by."""
+    if is_libsvm(name):
+        path = libsvm_path(name)
+        try:
+            with path.open("rb") as stream:
+                sha256 = files.hash_stream(stream)
+        except OSError as error:
+            raise LasgError(f"{path} cannot be read: {files.reason(error)}; mend or replace it") from error
+        return cache.prepared_folder("libsvm", sha256), sha256
+    sums = [FILES[file].sha256 for file in named(name).files]
+    sha256 = sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+    return cache.prepared_folder(name, sha256), sha256
+
+
+def prepare(name: str, data_dir: Path | None, *, force: bool = False, progress: Progress | None = None) -> list[Path]:
+    """Obtain a data set's raw files, parse them and store the result; return the raw files."""
+    folder, sha256 = prepared_place(name)
+    parts: Parts
+    if is_libsvm(name):
+        paths = [libsvm_path(name)]
+        parts = parse_libsvm(paths[0])
+    else:
+        paths = obtain(name, data_dir, force=force, progress=progress)
+        parts = PARSERS[name](paths)
+    cache.store(folder, parts, sha256, title=name, progress=progress)
+    return paths
+
+
+def _read_or_prepare(name: str, data_dir: Path | None, progress: Progress | None) -> Prepared:
+    """Open the prepared folder; where it is absent or damaged, make it (again) from the raw files."""
+    folder, sha256 = prepared_place(name)
+    fault = ""
+    for _ in range(3):  # more than once, since another process may be replacing a damaged folder just now
+        try:
+            prepared = cache.read(folder, sha256)
+            if prepared is not None:
+                return prepared
+        except Damaged as damage:
+            fault = str(damage)
+        try:
+            prepare(name, data_dir, progress=progress)
+        except LasgError as error:
+            if not fault:
+                raise
+            raise LasgError(f"{fault}, and it could not be made again: {error}") from error
+    raise LasgError(
+        f"{folder} cannot be read back after it was made{': ' if fault else ''}{fault}; check the disk,"
+        " or let LASG_CACHE name another folder"
+    )
+
+
+def _arrays(table: Table, prefix: str) -> dict[str, FloatArray | IntArray]:
+    return {prefix + "features": np.concatenate(list(table.blocks())), prefix + "labels": table.labels}

@@ -1,0 +1,1 @@
+"""How messages travel. Engines carry, they never decide."""

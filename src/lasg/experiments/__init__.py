@@ -1,0 +1,1 @@
+"""Specs, tasks, stored runs, comparisons and the tables of the paper."""

@@ -1,0 +1,232 @@
+"""The paper's Tables 1-4 and two of its figures as data: ours beside the printed numbers."""
+
+from __future__ import annotations
+
+import csv
+import importlib.resources
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lasg.core.algorithms import ALGORITHMS
+from lasg.errors import LasgError
+from lasg.experiments.compare import Spread
+from lasg.experiments.spec import Spec, with_budget
+from lasg.experiments.store import Run
+from lasg.experiments.tasks import TASKS, task
+
+COLUMNS = ("table", "setting", "task", "budget_kind", "budget", "algorithm", "loss")
+PAPER = {"start": "zero"}
+"""What the paper's tables were made with where our default is another: docs/deviations.md."""
+CAP = 200_000
+"""Iterations after which a run ends whatever its budget."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    table: int
+    setting: str
+    task: str
+    budget_kind: str
+    budget: int
+    algorithm: str
+    loss: float | None
+    """As printed."""
+
+    def spec(self, seed: int) -> Spec:
+        """Return the run that gives our number."""
+        base = task(self.task).spec(self.algorithm, setting=self.setting, seed=seed, iterations=CAP, **PAPER)
+        return with_budget(base, self.budget_kind, self.budget)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell with our number beside the paper's."""
+
+    cell: Cell
+    ours: Spread
+    seeds: int
+
+    @property
+    def deviation(self) -> float | None:
+        """ours / paper - 1."""
+        return None if self.cell.loss is None else self.ours.mean / self.cell.loss - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns of the paper's table and ours."""
+        values = {name: getattr(self.cell, name) for name in COLUMNS}
+        spread = self.ours.std if self.seeds > 1 else None
+        return {**values, "ours": self.ours.mean, "spread": spread, "seeds": self.seeds, "deviation": self.deviation}
+
+
+def printed() -> list[Cell]:
+    """Return every cell of the paper's Tables 1-4."""
+    text = (importlib.resources.files("lasg.experiments") / "paper_tables.csv").read_text(encoding="utf-8")
+    return [
+        Cell(
+            int(row["table"]),
+            row["setting"],
+            row["task"],
+            row["budget_kind"],
+            int(row["budget"]),
+            row["algorithm"],
+            float(row["loss"]) if row["loss"] else None,
+        )
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
+def cells(table: int, tasks: Sequence[str] = ()) -> list[Cell]:
+    """Return the cells of one table that can be run, of the chosen tasks or of all."""
+    found = [cell for cell in printed() if cell.table == table and cell.task in TASKS]
+    known = list(dict.fromkeys(cell.task for cell in found))
+    for name in tasks:
+        if name not in known:
+            raise LasgError(f"table {table} has no task {name!r}: {', '.join(known)}")
+    return [cell for cell in found if not tasks or cell.task in tasks]
+
+
+def results(chosen: Sequence[Cell], runs: Mapping[Cell, Sequence[Run]]) -> list[Result]:
+    """Return our number for each cell: the loss when the budget was spent, over the seeds."""
+    return [
+        Result(cell, Spread.of([float(run.trace["loss"][-1]) for run in runs[cell]]), len(runs[cell]))
+        for cell in chosen
+    ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How well a table is reproduced."""
+
+    cells: int
+    within: Mapping[int, int]
+    """How many cells deviate by at most so many per cent."""
+    beyond: Sequence[Result]
+    """Cells that deviate by more than 15 % (and by more than two of our standard deviations, where these are > 5 %)."""
+    best: Sequence[tuple[str, str, bool]]
+    """(task, our best algorithm, whether the paper prints it bold: among the row's three smallest)."""
+
+    def sentences(self) -> list[str]:
+        """Say it in words."""
+        shares = ", ".join(f"{count} within {per_cent} %" for per_cent, count in self.within.items())
+        lines = [f"{self.cells} cells: {shares}; {len(self.beyond)} beyond 15 %."]
+        lines += [
+            f"{name}: best is {best}{'' if bold else ', NOT'} bold in the paper." for name, best, bold in self.best
+        ]
+        return lines
+
+
+def judge(found: Sequence[Result]) -> Verdict:
+    """Compare a table with the printed one."""
+    sizes = {result.cell: abs(result.deviation or 0.0) for result in found}
+    within = {n: sum(size <= n / 100 for size in sizes.values()) for n in (5, 10, 15)}
+    rows: dict[str, list[Result]] = defaultdict(list)
+    for result in found:
+        rows[result.cell.task].append(result)
+    best = []
+    for name, row in rows.items():
+        ours = min(row, key=lambda r: r.ours.mean).cell
+        bold = sorted(r.cell.loss for r in row if r.cell.loss is not None)[:3]
+        best.append((name, ours.algorithm, ours.loss in bold))
+    return Verdict(len(found), within, [r for r in found if _far_off(r)], best)
+
+
+def _far_off(result: Result) -> bool:
+    loss, ours = result.cell.loss, result.ours
+    if loss is None or abs(ours.mean / loss - 1) <= 0.15:
+        return False
+    noisy = ours.std > 0.05 * ours.mean
+    return not (noisy and abs(ours.mean - loss) <= 2 * ours.std)
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; floats with six digits."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    return buffer.getvalue()
+
+
+def to_markdown(found: Sequence[Result]) -> str:
+    """Return a table a task: algorithm, ours with its spread, the paper's, the deviation."""
+    lines = []
+    for name in dict.fromkeys(result.cell.task for result in found):
+        row = [result for result in found if result.cell.task == name]
+        cell = row[0].cell
+        lines += [f"### {name}, {cell.setting}, after {cell.budget:,} {_unit(cell)}, {row[0].seeds} seeds", ""]
+        lines += ["| algorithm | ours | spread | paper | deviation |", "| --- | ---: | ---: | ---: | ---: |"]
+        best = min(result.ours.mean for result in row)
+        for result in row:
+            ours = f"{result.ours.mean:.4f}"
+            ours = f"**{ours}**" if result.ours.mean == best else ours
+            printed_, off = f"{result.cell.loss:.4f}", f"{100 * (result.deviation or 0):+.1f} %"
+            lines.append(f"| {result.cell.algorithm} | {ours} | {result.ours.std:.4f} | {printed_} | {off} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _unit(cell: Cell) -> str:
+    return {"uploads": "uploads", "bits": "upload bits"}[cell.budget_kind]
+
+
+# -- figures, as data --------------------------------------------------------------------------------------
+
+TOY: dict[str, dict[str, Any]] = {
+    "lag-wk c=0.4": {"algorithm": "lag-wk", "c": 0.4},
+    "lag-wk c=4": {"algorithm": "lag-wk", "c": 4.0},
+    "lasg-wk2 c=0.1": {"algorithm": "lasg-wk2", "c": 0.1},
+}
+"""The series of the toy figure (fig:toyexample): c in units of 1 / (eta^2 M^2)."""
+
+
+def toy_specs(name: str, seeds: Sequence[int], iterations: int, setting: str) -> dict[str, list[Spec]]:
+    """Return the runs of the toy figure."""
+    return {
+        label: [task(name).spec(setting=setting, seed=seed, iterations=iterations, **values) for seed in seeds]
+        for label, values in TOY.items()
+    }
+
+
+def toy_rows(runs: Mapping[str, Sequence[Run]], epoch: int = 10) -> list[dict[str, Any]]:
+    """Return uploads per `epoch` iterations, mean over seeds, one column a series."""
+    series = {}
+    for label, group in runs.items():
+        totals = [run.uploads.sum(1) for run in group]
+        whole = min(len(total) for total in totals) // epoch * epoch
+        series[label] = np.mean([total[:whole].reshape(-1, epoch).sum(1) for total in totals], axis=0)
+    length = min(len(values) for values in series.values())
+    return [
+        {"iteration": epoch * i, **{label: float(values[i]) for label, values in series.items()}} for i in range(length)
+    ]
+
+
+def gradient_specs(seeds: Sequence[int], iterations: int, setting: str) -> list[Spec]:
+    """Return the runs of fig:covtype_grad: every algorithm on covtype, for a number of iterations."""
+    return [
+        task("covtype-lr").spec(name, setting=setting, seed=seed, iterations=iterations, **PAPER)
+        for seed in seeds
+        for name in ALGORITHMS
+    ]
+
+
+def gradient_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return loss against gradient evaluations, one row an evaluation of a run."""
+    return [
+        {
+            "algorithm": run.spec.algorithm,
+            "seed": run.spec.seed,
+            "iteration": int(run.trace["iterations"][i]),
+            "gradients": int(run.trace["gradients"][i]),
+            "loss": float(run.trace["loss"][i]),
+        }
+        for run in runs
+        for i in range(len(run.trace["loss"]))
+    ]

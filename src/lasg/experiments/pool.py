@@ -1,0 +1,81 @@
+"""Many runs at once, one process a core. A run's numbers do not depend on how many run beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from lasg.experiments.runner import Report, Status, run_or_read
+from lasg.experiments.spec import Spec
+from lasg.experiments.store import Run
+
+_reports: Any = None
+
+
+def cores() -> int:
+    """Return how many processes this machine runs at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(
+    specs: Sequence[Spec],
+    out: Path,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    data_dir: Path | None = None,
+    report: Report | None = None,
+) -> list[Run]:
+    """Run the specs, or read those that are stored, and return their runs in order.
+
+    With jobs > 1 processes are spawned: call it from under `if __name__ == "__main__":` in a script.
+    """
+    if jobs <= 1 or len(specs) == 1:
+        return [run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
+    context = multiprocessing.get_context("spawn")
+    reports = context.Queue()
+    pool = ProcessPoolExecutor(min(jobs, len(specs)), context, initializer=_start, initargs=(reports,))
+    try:
+        futures = [pool.submit(_one, spec, out, fresh, data_dir) for spec in specs]
+        _follow(futures, reports, report)
+        return [future.result() for future in futures]
+    except BaseException:
+        # Ctrl-C or one failed run: let the others go, their checkpoints stay.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        reports.close()
+
+
+def _start(reports: Any) -> None:
+    global _reports  # noqa: PLW0603
+    _reports = reports
+    # A process that ends must not wait for a parent that no longer listens.
+    reports.cancel_join_thread()
+
+
+def _one(spec: Spec, out: Path, fresh: bool, data_dir: Path | None) -> Run:
+    return run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=_reports.put)
+
+
+def _follow(futures: Sequence[Future[Run]], reports: Any, report: Report | None) -> None:
+    """Pass on what the processes report until all are done or one failed."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        while True:
+            try:
+                status: Status = reports.get_nowait()
+            except queue.Empty:
+                break
+            if report is not None:
+                report(status)

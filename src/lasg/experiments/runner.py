@@ -1,0 +1,185 @@
+"""Runs specs: one in this process, with checkpoints, or many in parallel processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from lasg.core.ledger import Ledger
+from lasg.core.server import Diverged
+from lasg.engines.simulation import Simulation
+from lasg.errors import LasgError
+from lasg.experiments import build, store
+from lasg.experiments.spec import Spec
+from lasg.experiments.store import Run
+from lasg.experiments.trace import Trace
+from lasg.problems.regression import Regression
+
+CHECKPOINT_SECONDS = 10.0
+REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    spec: Spec
+    share: float
+    """Of the budget that is furthest spent, 0 to 1."""
+    ledger: Ledger
+    loss: float
+
+
+Report = Callable[[Status], None]
+
+
+@dataclass
+class Job:
+    """A run under way: the simulation, its trace, and when the next evaluation is."""
+
+    spec: Spec
+    problem: Regression
+    simulation: Simulation
+    trace: Trace
+    next_evaluation: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    _report_due: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def of(cls, spec: Spec, data_dir: Path | None) -> Job:
+        """Prepare the run of a spec."""
+        problem = build.problem(spec, data_dir)
+        return cls(spec, problem, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
+
+    @property
+    def loss(self) -> float:
+        """The loss at the last evaluation."""
+        return self.trace.evaluations[-1][-2] if self.trace.evaluations else math.nan
+
+    def share(self) -> float:
+        """How much of the budget that is furthest spent is spent: 1 or more ends the run."""
+        ledger, spec = self.simulation.ledger, self.spec
+        spent = {"uploads": ledger.uploads, "bits": ledger.bits_up, "gradients": ledger.gradients}
+        shares = [spent[kind] / budget for kind, budget in spec.until.items() if kind in spent]
+        if "loss" in spec.until and self.loss <= spec.until["loss"]:
+            shares.append(1.0)
+        return max([ledger.iterations / spec.iterations, *shares])
+
+    def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
+        """Run to the end; return how it ended: done or diverged."""
+        started, saved = time.monotonic() - self.seconds, time.monotonic()
+        try:
+            if not self.trace.evaluations:
+                self.evaluate()
+            while self.share() < 1:
+                self.trace.closed(self.simulation.step())
+                now = time.monotonic()
+                self.seconds = now - started
+                if self.simulation.ledger.rounds >= self.next_evaluation:
+                    self.evaluate()
+                if report is not None and now >= self._report_due:
+                    self._report_due = now + REPORT_SECONDS
+                    report(Status(self.spec, min(1.0, self.share()), self.simulation.ledger, self.loss))
+                if checkpoint is not None and now - saved > CHECKPOINT_SECONDS:
+                    checkpoint()
+                    saved = time.monotonic()
+            if self.trace.evaluations[-1][0] != self.simulation.ledger.rounds:
+                self.evaluate()
+        except Diverged as error:
+            self.message = str(error)
+            return "diverged"
+        return "done"
+
+    def evaluate(self) -> None:
+        """Measure loss and accuracy now, and plan the next time."""
+        theta, rounds = self.simulation.theta, self.simulation.ledger.rounds
+        loss = self.problem.loss(theta)
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")
+        self.trace.evaluated(self.simulation.ledger, loss, self.problem.accuracy(theta))
+        every = self.spec.evaluate
+        self.next_evaluation = rounds + every if isinstance(every, int) else max(rounds + 1, math.ceil(1.1 * rounds))
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the run needs to go on."""
+        return {
+            "simulation": self.simulation.state(),
+            "trace": self.trace.arrays(),
+            "next_evaluation": self.next_evaluation,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.simulation.restore(state["simulation"])
+        self.trace.restore(state["trace"])
+        self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
+
+
+def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
+    """Run a spec from the start and store it in `folder`."""
+    with threadpool_limits(1):
+        job = Job.of(spec, data_dir)
+        meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
+        return _finish(job, folder, meta, report)
+
+
+def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
+    """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
+    stored = store.read(folder)
+    if stored.status != "running":
+        return stored
+    with threadpool_limits(1):
+        job = Job.of(stored.spec, data_dir)
+        found = build.dataset(stored.spec.data, data_dir).sha256
+        if found != stored.meta["data_sha256"]:
+            raise LasgError(f"{folder} was begun on other data than {stored.spec.data} is now: start it anew")
+        state = store.read_checkpoint(folder)
+        if state is not None:
+            job.restore(state)
+        return _finish(job, folder, stored.meta, report)
+
+
+def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
+    """Advance a job to its end and store it. The status is written last: a kill before it is a run to resume."""
+    ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
+    state = job.state()
+    store.write_checkpoint(folder, state)
+    store.write_trace(folder, state["trace"])
+    meta = {**meta, "status": ended, "seconds": round(job.seconds, 3), "versions": store.versions()}
+    if job.message:
+        meta["message"] = job.message
+    store.write_meta(folder, meta)
+    if report is not None:
+        report(Status(job.spec, 1.0, job.simulation.ledger, job.loss))
+    return Run(folder, job.spec, meta)
+
+
+def place(spec: Spec, out: Path) -> Path:
+    """Return the folder where `run_or_read` keeps a spec's run."""
+    return out / spec.label
+
+
+def run_or_read(
+    spec: Spec,
+    out: Path,
+    *,
+    fresh: bool = False,
+    data_dir: Path | None = None,
+    report: Report | None = None,
+) -> Run:
+    """Return the stored run of a spec, going on with it or running it first where that is missing."""
+    folder = place(spec, out)
+    if not fresh and (folder / store.META).is_file():
+        stored = store.read(folder)
+        same = stored.spec == spec and stored.meta["versions"]["lasg"] == store.versions()["lasg"]
+        if same:
+            return stored if stored.status != "running" else resume(folder, data_dir=data_dir, report=report)
+    return run(spec, folder, data_dir=data_dir, report=report)

@@ -1,0 +1,233 @@
+"""A run, described completely: a frozen record that round-trips through TOML."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from lasg.core.algorithms import algorithm
+from lasg.core.codecs import QSGD
+from lasg.core.optimizers import Constant
+from lasg.core.server import Laziness
+from lasg.errors import LasgError
+
+BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
+"""What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything that decides a run. Same spec, same run."""
+
+    task: str
+    """The name the run goes by; `lasg list tasks` shows the known ones."""
+    algorithm: str
+    """One of the twelve, or rule+codec+local steps such as wk2+qsgd8+H4."""
+    data: str
+    """A data set's name, or libsvm:PATH."""
+    seed: int = 0
+    workers: int = 10
+    """M."""
+    partition: str = "sorted"
+    """How samples are dealt to workers: homogeneous, sorted, dirichlet, classes, sizes."""
+    alpha: float | None = None
+    """dirichlet: small is uneven."""
+    classes: int | None = None
+    """classes: how many of them a worker has."""
+    sizes: tuple[int, ...] | None = None
+    """sizes: one a worker."""
+    cut: int | None = None
+    """sorted: shards end at multiples of it."""
+    batch: float = 0.01
+    """The minibatch as a share of the worker's shard."""
+    lam: float = 1e-5
+    """The l2 term is (lam / 2) ||theta||^2."""
+    eta: float = 0.1
+    """The step size (the first one, under a schedule)."""
+    schedule: str = "constant"
+    """constant; decreasing, 2 / (mu (k + K0)); or a class of torch.optim.lr_scheduler."""
+    schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = "sgd"
+    """sgd, or a class of torch.optim such as Adam."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    D: int = 100
+    """The largest staleness, in rounds."""
+    c: float = 0.1
+    """The weight of a move in the threshold, before division by eta^2 M^2."""
+    window: int = 10
+    """How many moves the threshold sums."""
+    start: Literal["ask-twice", "zero"] = "ask-twice"
+    """How PSE begins."""
+    H: int = 10
+    """Local steps a round; used by local-sgd."""
+    bits: int = 4
+    """Bits an entry; used by the quantised algorithms."""
+    bucket: int | None = None
+    """Entries a norm; absent: one norm a vector."""
+    smoothness: Literal["paper", "tight"] = "paper"
+    """The bound on L_m that lasg-ps uses."""
+    dtype: Literal["float32", "float64"] = "float32"
+    iterations: int = 2000
+    """The run ends after so many iterations at the latest."""
+    until: Mapping[str, float] = field(default_factory=dict)
+    """Further ends: uploads, bits, gradients, loss."""
+    evaluate: int | Literal["geometric"] = "geometric"
+    """Rounds between two evaluations of the loss; geometric: each 10 % later than the one before."""
+    watch: tuple[int, ...] | None = None
+    """Workers whose tau and sides of the rule are kept for every round; absent: the first three."""
+
+    def __post_init__(self) -> None:
+        algorithm(self.algorithm)
+        Constant(self.eta)
+        Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start)
+        QSGD(bits=self.bits, bucket=self.bucket)
+        for name, least in (("seed", 0), ("H", 1), ("iterations", 1)):
+            if getattr(self, name) < least:
+                raise LasgError(f"{name} must be an integer >= {least}, got {getattr(self, name)!r}")
+        if not 0 < self.batch <= 1:
+            raise LasgError(f"batch must be a share of the shard in (0, 1], got {self.batch!r}")
+        if not self.lam >= 0:
+            raise LasgError(f"lam must be >= 0, got {self.lam!r}")
+        if isinstance(self.evaluate, int) and self.evaluate < 1:
+            raise LasgError(f"evaluate must be a number of rounds >= 1 or 'geometric', got {self.evaluate!r}")
+        for kind, value in self.until.items():
+            check_budget(kind, value)
+        outside = [m for m in self.watched if not 0 <= m < self.workers]
+        if outside:
+            raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
+
+    def but(self, **changes: Any) -> Spec:
+        """Return a copy with some fields changed, checked as on construction."""
+        return from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as TOML values; those that are None are left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items() if v is not None}
+
+    def to_toml(self) -> str:
+        """Return the spec as TOML text."""
+        values = {k: v for k, v in self.to_dict().items() if v != {}}
+        return tomli_w.dumps({k: v for k, v in values.items() if not isinstance(v, dict)} | values)
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """The workers that the trace watches."""
+        return tuple(range(min(3, self.workers))) if self.watch is None else self.watch
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits that tell this spec from others."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def label(self) -> str:
+        """A name for folders: task, partition, algorithm, seed, digest."""
+        task = Path(self.task.removeprefix("libsvm:")).name
+        return f"{task}-{self.partition}-{self.algorithm.replace('+', '_')}-seed{self.seed}-{self.digest}"
+
+
+def check_budget(kind: str, value: float) -> None:
+    """Refuse a budget that no run can end on."""
+    if kind not in BUDGETS:
+        raise LasgError(f"unknown budget {kind!r}: a run can end on {', '.join(BUDGETS)}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise LasgError(f"the budget {kind} must be a positive number, got {value!r}")
+
+
+def with_budget(spec: Spec, kind: str, value: float) -> Spec:
+    """Return the spec with one more end; `iterations` is the cap itself."""
+    check_budget(kind, value)
+    if kind == "iterations":
+        return replace(spec, iterations=int(value))
+    return replace(spec, until={**spec.until, kind: value})
+
+
+def from_dict(values: Mapping[str, Any]) -> Spec:
+    """Build a spec from TOML values; unknown or ill-typed keys are errors that list what is valid."""
+    hints = get_type_hints(Spec)
+    unknown = [key for key in values if key not in hints]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], hints, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise LasgError(f"unknown key {unknown[0]!r}.{hint} Valid keys: {', '.join(hints)}")
+    missing = [key for key in ("task", "algorithm", "data") if key not in values]
+    if missing:
+        raise LasgError(f"a run needs the key {missing[0]!r}. Valid keys: {', '.join(hints)}")
+    return Spec(**{key: _typed(key, hints[key], value) for key, value in values.items()})
+
+
+def from_toml(text: str) -> Spec:
+    """Build a spec from TOML text."""
+    try:
+        return from_dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise LasgError(f"not valid TOML: {error}") from None
+
+
+def read(path: Path) -> Spec:
+    """Read a spec from a TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LasgError(f"cannot read the spec {path}: {error}") from None
+    try:
+        return from_toml(text)
+    except LasgError as error:
+        raise LasgError(f"{path}: {error}") from None
+
+
+def parse_value(text: str) -> Any:
+    """Read the right side of --set KEY=VALUE: a TOML value, or a bare word as a string."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _typed(key: str, hint: Any, value: Any) -> Any:
+    """Check one value against its annotation; an int serves as a float, a list as a tuple."""
+    for option in _options(hint):
+        origin = get_origin(option)
+        if origin is Literal and value in get_args(option) and isinstance(value, str):
+            return value
+        if origin is tuple and isinstance(value, list | tuple) and all(_is_int(v) for v in value):
+            return tuple(value)
+        if origin is Mapping and isinstance(value, Mapping):
+            return dict(value)
+        if option is float and (_is_int(value) or isinstance(value, float)):
+            return float(value)
+        if option is int and _is_int(value):
+            return value
+        if (option is str and isinstance(value, str)) or (option is type(None) and value is None):
+            return value
+    wanted = " or ".join(_describe(option) for option in _options(hint) if option is not type(None))
+    raise LasgError(f"{key} must be {wanted}, got {value!r}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
+
+
+def _describe(option: Any) -> str:
+    if get_origin(option) is Literal:
+        return " or ".join(repr(value) for value in get_args(option))
+    names = {int: "an integer", float: "a number", str: "a string"}
+    if option in names:
+        return names[option]
+    return "a list of integers" if get_origin(option) is tuple else "a table"

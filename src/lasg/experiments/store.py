@@ -1,0 +1,176 @@
+"""Runs on disk: a folder with a format version. docs/store.md says what each file holds.
+
+Nothing is pickled. Nested state becomes one safetensors file: the arrays, and a JSON tree that says where they go.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import lasg
+from lasg.errors import LasgError
+from lasg.experiments import spec as specs
+from lasg.experiments.files import write_atomically
+from lasg.experiments.spec import Spec
+from lasg.experiments.trace import Arrays, unpack_uploads
+
+FORMAT = 1
+SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stored run, read on demand."""
+
+    folder: Path
+    spec: Spec
+    meta: dict[str, Any]
+
+    @functools.cached_property
+    def trace(self) -> Arrays:
+        """The trace's arrays by name."""
+        path = self.folder / TRACE
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, KeyError) as error:
+            raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
+
+    @property
+    def uploads(self) -> npt.NDArray[np.bool_]:
+        """Who uploaded: `(rounds, workers)`."""
+        return unpack_uploads(self.trace["uploaded"], self.spec.workers)
+
+    @property
+    def status(self) -> str:
+        """running, done or diverged."""
+        return str(self.meta["status"])
+
+
+def read(folder: Path) -> Run:
+    """Read a run's spec and meta data."""
+    path = folder / META
+    if not path.is_file():
+        raise LasgError(f"{folder} is not a stored run: it has no {META}")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LasgError(f"cannot read {path}: {error}") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise LasgError(f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}")
+    return Run(folder, specs.read(folder / SPEC), meta)
+
+
+def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
+    """Create a run's folder with its spec and meta data; return the meta data."""
+    meta = {
+        "format": FORMAT,
+        "status": "running",
+        "engine": "simulation",
+        "seed": spec.seed,
+        "seconds": 0.0,
+        "data_sha256": data_sha256,
+        "versions": versions(),
+    }
+    for leftover in (META, TRACE, CHECKPOINT):
+        (folder / leftover).unlink(missing_ok=True)
+    write_atomically(folder / SPEC, spec.to_toml().encode())
+    write_meta(folder, meta)
+    return meta
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Write a run's meta data."""
+    write_atomically(folder / META, (json.dumps(meta, indent=2) + "\n").encode())
+
+
+def write_trace(folder: Path, arrays: Arrays) -> None:
+    """Write a run's trace."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomically(folder / TRACE, buffer.getvalue())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide a run's numbers."""
+    found = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+    return found
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------
+
+
+def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write nested state atomically."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    tree = _plant(state, "", arrays)
+    write_atomically(folder / CHECKPOINT, save(arrays, metadata={"tree": json.dumps(tree)}))
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Read nested state; None if the run was stopped before its first checkpoint."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            tree = json.loads((file.metadata() or {})["tree"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise LasgError(f"cannot read {path}: {error}. Delete it, and `lasg resume {folder}` starts anew") from None
+    state = _grow(tree, arrays)
+    assert isinstance(state, dict)
+    return state
+
+
+def _plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Return the JSON form of `node`, its arrays moved into `arrays` under their paths."""
+    if isinstance(node, dict):
+        return {"dict": [[key, _plant(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
+    if isinstance(node, list | tuple):
+        kind = "tuple" if isinstance(node, tuple) else "list"
+        return {kind: [_plant(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
+    if isinstance(node, np.ndarray):
+        arrays[path] = np.asarray(node, order="C")
+        return {"array": path}
+    if hasattr(node, "detach"):
+        arrays[path] = np.asarray(node.detach().cpu().numpy(), order="C")
+        return {"tensor": path}
+    if node is None or isinstance(node, bool | int | float | str):
+        return {"value": node}
+    raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")
+
+
+def _grow(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Undo `_plant`."""
+    ((kind, content),) = node.items()
+    if kind == "dict":
+        return {key: _grow(value, arrays) for key, value in content}
+    if kind in {"list", "tuple"}:
+        grown = [_grow(value, arrays) for value in content]
+        return tuple(grown) if kind == "tuple" else grown
+    if kind == "array":
+        return arrays[content].copy()
+    if kind == "tensor":
+        import torch
+
+        return torch.from_numpy(arrays[content].copy())
+    return content

@@ -1,0 +1,89 @@
+"""Tasks by name: a data set and the settings that go with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lasg.errors import LasgError
+from lasg.experiments.spec import Spec, from_dict
+
+SETTINGS = {"homogeneous": "homogeneous", "heterogeneous": "sorted"}
+"""The paper's two settings, and the partition each is."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named problem with every default a run needs."""
+
+    name: str
+    summary: str
+    defaults: Mapping[str, Any]
+
+    def spec(self, algorithm: str, *, setting: str = "heterogeneous", seed: int = 0, **changes: Any) -> Spec:
+        """Return the spec of one run; `changes` replace the task's defaults."""
+        if setting not in SETTINGS:
+            raise LasgError(f"unknown setting {setting!r}: homogeneous or heterogeneous")
+        values = {"task": self.name, "algorithm": algorithm, "seed": seed, "partition": SETTINGS[setting]}
+        return from_dict({**values, **self.defaults, **changes})
+
+
+_ROWS = (
+    Task(
+        "digits",
+        "softmax regression on scikit-learn's 8x8 digits, 10 classes (embedded)",
+        {
+            "data": "digits",
+            "batch": 0.1,
+            "eta": 0.2,
+            "D": 50,
+            "H": 5,
+            "bits": 8,
+            "iterations": 3000,
+            "evaluate": 10,
+        },
+    ),
+    Task(
+        "breast-cancer",
+        "logistic regression on scikit-learn's breast cancer data (embedded)",
+        {
+            "data": "breast-cancer",
+            "batch": 0.1,
+            "eta": 0.1,
+            "H": 10,
+            "bits": 4,
+            "iterations": 3000,
+            "evaluate": 10,
+        },
+    ),
+    Task(
+        "ijcnn1-lr",
+        "logistic regression on ijcnn1, 22 features (paper)",
+        {"data": "ijcnn1.t", "batch": 0.01, "eta": 0.1, "H": 50, "iterations": 20_000},
+    ),
+    Task(
+        "mnist-lr",
+        "logistic regression on MNIST, 3 against 5 (paper)",
+        {"data": "mnist-3-5", "batch": 0.01, "eta": 0.01, "H": 10, "iterations": 20_000},
+    ),
+    Task(
+        "covtype-lr",
+        "logistic regression on covtype, class 2 against the rest (paper)",
+        {"data": "covtype", "workers": 20, "batch": 0.001, "eta": 0.1, "H": 20, "iterations": 20_000},
+    ),
+)
+
+TASKS = {row.name: row for row in _ROWS}
+
+
+def task(name: str) -> Task:
+    """Return the task called `name`; libsvm:PATH is a task with the plain defaults."""
+    if name.startswith("libsvm:"):
+        return Task(name, f"regression on the LIBSVM file {name[7:]}", {"data": name})
+    if name not in TASKS:
+        close = difflib.get_close_matches(name, TASKS, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise LasgError(f"unknown task {name!r}.{hint} Known: {', '.join(TASKS)}, or libsvm:PATH for a file")
+    return TASKS[name]

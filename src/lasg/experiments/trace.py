@@ -1,0 +1,75 @@
+"""What a run leaves behind: the loss and the ledger at every evaluation, and who uploaded in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.core.ledger import COUNTS, Ledger
+from lasg.engines.simulation import Round
+
+EVALUATED = (*COUNTS, "loss", "accuracy")
+"""The columns of an evaluation."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Trace:
+    """Grows by one row an evaluation and one row a round; is stored as named arrays."""
+
+    def __init__(self, workers: int, watch: tuple[int, ...]) -> None:
+        self.workers, self.watch = workers, np.array(watch, np.int64)
+        self.evaluations: list[tuple[float, ...]] = []
+        self._masks: list[npt.NDArray[np.bool_]] = []
+        self._watched: list[tuple[float, npt.NDArray[Any], npt.NDArray[Any] | None]] = []
+        self._stored: Arrays = {}
+
+    def evaluated(self, ledger: Ledger, loss: float, accuracy: float | None) -> None:
+        """Add an evaluation."""
+        self.evaluations.append((*ledger.row(), loss, np.nan if accuracy is None else accuracy))
+
+    def closed(self, finished: Round) -> None:
+        """Add a round."""
+        self._masks.append(finished.uploaded)
+        left = None if finished.left is None else finished.left[self.watch]
+        self._watched.append((finished.threshold, finished.tau[self.watch], left))
+
+    def arrays(self) -> Arrays:
+        """Return the trace as named arrays: see docs/store.md."""
+        self._settle()
+        table = np.array(self.evaluations, np.float64).reshape(-1, len(EVALUATED))
+        columns: Arrays = {name: table[:, i].astype(np.int64) for i, name in enumerate(COUNTS)}
+        columns |= {"loss": table[:, -2], "accuracy": table[:, -1]}
+        return columns | self._stored
+
+    def _settle(self) -> None:
+        """Move the rounds since the last call into compact arrays."""
+        n, w = len(self._masks), len(self.watch)
+        silent = np.full(w, np.nan)
+        new: Arrays = {
+            "uploaded": np.packbits(np.array(self._masks, np.bool_).reshape(n, self.workers), axis=1),
+            "threshold": np.array([row[0] for row in self._watched], np.float64),
+            "watched_tau": np.array([row[1] for row in self._watched], np.int64).reshape(n, w),
+            "watched_left": np.array(
+                [silent if row[2] is None else row[2] for row in self._watched], np.float64
+            ).reshape(n, w),
+        }
+        self._stored = {
+            name: np.concatenate([self._stored[name], rows]) if self._stored else rows for name, rows in new.items()
+        }
+        self._masks, self._watched = [], []
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from stored arrays."""
+        columns = [arrays[name].tolist() for name in EVALUATED]
+        self.evaluations = list(zip(*columns, strict=True))
+        self._stored = {name: arrays[name] for name in ("uploaded", "threshold", "watched_tau", "watched_left")}
+        self._masks, self._watched = [], []
+
+
+def unpack_uploads(packed: npt.NDArray[np.uint8], workers: int) -> npt.NDArray[np.bool_]:
+    """Return who uploaded as `(rounds, workers)`."""
+    return np.unpackbits(packed, axis=1, count=workers).astype(np.bool_)

@@ -1,0 +1,1 @@
+"""Pictures of stored runs. Never runs anything."""
