@@ -38,12 +38,21 @@ def words(values: npt.ArrayLike) -> UInt64:
     return np.atleast_1d(np.asarray(values)).astype(np.uint64) * np.uint64(GAMMA)
 
 
-def keys(seed: int, purpose: int, workers: npt.ArrayLike, rounds: npt.ArrayLike) -> UInt64:
-    """Return the start of the stream of each (round, worker): shape (rounds, workers)."""
+def worker_keys(seed: int, purpose: int, workers: npt.ArrayLike) -> UInt64:
+    """Return what the streams of each worker start from, whatever the round."""
     base = mix(np.array([seed & WORD], np.uint64) + np.uint64(GAMMA))
     base = mix(base + words(purpose))
-    of_worker = mix(base + words(workers))
-    return mix(of_worker[None, :] + words(rounds)[:, None])
+    return mix(base + words(workers))
+
+
+def round_keys(of_workers: UInt64, rounds: npt.ArrayLike) -> UInt64:
+    """Return the start of the stream of each (round, worker): shape (rounds, workers)."""
+    return mix(of_workers + words(rounds)[:, None])
+
+
+def keys(seed: int, purpose: int, workers: npt.ArrayLike, rounds: npt.ArrayLike) -> UInt64:
+    """Return the start of the stream of each (round, worker): shape (rounds, workers)."""
+    return round_keys(worker_keys(seed, purpose, workers), rounds)
 
 
 def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:

@@ -39,7 +39,7 @@ Until = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help="How many seeds.", min=1)]
 FirstSeed = Annotated[int, typer.Option("--first-seed", help="The first of the seeds.", min=0)]
-Out = Annotated[Path, typer.Option(help="Folder in which runs are stored.", file_okay=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder in which runs are stored.", file_okay=False)]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Look for data files here first (then $LASG_DATA, then the cache).")
 ]

@@ -30,7 +30,7 @@ def namespace(x: Array) -> ModuleType:
 def sq(x: Array) -> Array:
     """Squared Euclidean norm over the last dimension."""
     if isinstance(x, np.ndarray):
-        return np.einsum("...i,...i->...", x, x)
+        return np.vecdot(x, x)
     return (x * x).sum(-1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from lasg.errors import LasgError
 Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
 
 
-@runtime_checkable
+Shortcut: TypeAlias = Callable[[Array, Noise], tuple[Array, int]]
+
+
 class Codec(Protocol):
     """How rows become messages and messages rows."""
 
@@ -35,15 +37,11 @@ class Codec(Protocol):
         ...
 
 
-@runtime_checkable
-class _Shortcut(Protocol):
-    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]: ...
-
-
 def transmit(codec: Codec, rows: Array, noise: Noise) -> tuple[Array, int]:
     """Return the rows as the server sees them, and the bits that travelled for all of them."""
-    if isinstance(codec, _Shortcut):
-        return codec.skip_packing(rows, noise)
+    shortcut: Shortcut | None = getattr(codec, "skip_packing", None)
+    if shortcut is not None:
+        return shortcut(rows, noise)
     messages = codec.encode(rows, noise)
     return codec.decode(messages, rows[0]), 8 * sum(map(len, messages))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from lasg.core.arrays import Array, host, sq
 from lasg.errors import LasgError
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What is known of the workers at one moment. A field is None where the rule did not ask for it."""
 
     theta: Array = None

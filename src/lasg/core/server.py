@@ -143,8 +143,9 @@ class Server:
             self.aggregate += innovation
             if self.iterates is not None:
                 self.iterates.keep(before, uploaded)
-        self.tau += 1
-        self.tau[uploaded] = 1
+        self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
+        if innovation is not None:
+            self.tau[uploaded] = 1
         if estimates is not None:
             self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
         theta = self.optimizer.step(self.k, self.aggregate)

@@ -44,6 +44,8 @@ class Reply(NamedTuple):
     """Who uploads, among this process's workers."""
     innovation: Array | None
     """The sum over the uploads of (decoded contribution - the one before it), in float64; None if none."""
+    uploads: int
+    """How many upload."""
     bits: int
     """The uploads' bits."""
     gradients: int
@@ -83,7 +85,7 @@ class Workers:
         """Compute what was asked, decide who uploads (worker rules), and encode it."""
         rows = None if opened.asked is None or opened.asked.all() else np.flatnonzero(opened.asked)
         if rows is not None and len(rows) == 0:
-            return Reply(self._nobody, None, 0, 0, None, None)
+            return Reply(self._nobody, None, 0, 0, 0, None, None)
         if self.rule.periodic and opened.k % self.D == 0:
             self.snapshot = opened.theta
         now, evaluations = self._compute(opened, rows)
@@ -95,12 +97,13 @@ class Workers:
         else:
             left = host(self.rule.left(now, Record(**self.memory)))
             uploaded = (left > opened.threshold) | opened.due
-        if not uploaded.any():
-            return Reply(uploaded, None, 0, evaluations, left, None)
+        uploads = int(np.count_nonzero(uploaded))
+        if uploads == 0:
+            return Reply(uploaded, None, 0, 0, evaluations, left, None)
         innovation, bits = self._upload(opened.k, now.grad, uploaded, rows)
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         self._remember(now, uploaded)
-        return Reply(uploaded, innovation, bits, evaluations, left, estimates)
+        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates)
 
     def _compute(self, opened: Opened, rows: IntArray | None) -> tuple[Record, int]:
         """Return the record of now, and the gradient evaluations it took."""

@@ -84,19 +84,18 @@ class Simulation:
         """Run one round."""
         server = self.server
         opened = server.open()
-        tau = server.tau.copy()
+        tau = server.tau
         reply = self.workers.respond(opened)
         server.close(reply.uploaded, reply.innovation, reply.estimates)
-        uploads = int(np.count_nonzero(reply.uploaded))
         downloads = len(tau) if opened.asked is None else int(np.count_nonzero(opened.asked))
         ledger = self.ledger
         ledger.rounds += 1
         ledger.iterations += self.workers.H
-        ledger.uploads += uploads
+        ledger.uploads += reply.uploads
         ledger.downloads += downloads
         ledger.bits_up += reply.bits
         ledger.bits_down += downloads * self._model_bits
-        ledger.control_bits += self._flags + uploads * self._estimate_bits
+        ledger.control_bits += self._flags + reply.uploads * self._estimate_bits
         ledger.gradients += reply.gradients
         left = opened.left if reply.left is None else reply.left
         return Round(opened.k, reply.uploaded, opened.threshold, left, tau)

@@ -7,7 +7,6 @@ The loss is the mean over all N samples plus (lam / 2) ||theta||^2, without a bi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -15,12 +14,11 @@ import numpy.typing as npt
 
 from lasg.data.batches import Batches, batch_sizes
 from lasg.errors import LasgError
+from lasg.problems.tiles import Tiles, best_length
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 
-# A group of workers is padded to its largest minibatch; beyond so many wasted numbers a further group is cheaper.
-WASTE = 40_000
 # Rows of the full data set that are multiplied at once when the loss is computed.
 CHUNK = 65_536
 
@@ -62,93 +60,68 @@ class Regression:
         self.p = features.shape[1] * self.outputs
         self.batch = batch_sizes(sizes, batch)
         self.batches = Batches(sizes, self.batch, ids=np.arange(self.workers), seed=seed)
-        self._groups = _groups(self.batch, features.shape[1])
-        self._plan = [self._lay_out(rows) for rows in self._groups]
-        self._buffer = np.empty((int(self.batch.sum()), features.shape[1]), self.dtype)
+        self._l2 = lam / self.workers
+        self._tile_length = best_length(self.batch, features.shape[1])
+        self._tiles = self._tile(np.arange(self.workers))
+        self._buffer = np.empty((self._tiles.scale.size, features.shape[1]), self.dtype)
 
     # -- gradients ---------------------------------------------------------------------------------------
 
     def gradients(self, iteration: int, points: Sequence[FloatArray], rows: IntArray | None) -> list[FloatArray]:
         """Return the contributions of the chosen workers at each point, all on one minibatch a worker."""
         if rows is None:
-            return self._evaluate(self.batches.everybody(iteration), points, self._plan, self.workers)
-        plan = [self._lay_out(rows, members) for members in self._members(rows)]
-        return self._evaluate(self.batches.of(iteration, rows), points, plan, len(rows))
-
-    def _members(self, rows: IntArray) -> list[IntArray]:
-        """Positions in `rows` of each group's workers."""
-        if len(self._groups) == 1:
-            return [np.arange(len(rows))]
-        members = [np.flatnonzero(np.isin(rows, group)) for group in self._groups]
-        return [chosen for chosen in members if len(chosen)]
-
-    def _lay_out(self, rows: IntArray, members: IntArray | None = None) -> _Padded:
-        """Plan the batched products of the workers at `rows[members]` (a whole group if None)."""
-        everyone = np.arange(self.workers) if members is None else rows
-        chosen = rows if members is None else members
-        batch = self.batch[everyone]
-        start, mine = (np.cumsum(batch) - batch)[chosen], batch[chosen]
-        scale = self.weights[everyone[chosen]] / mine
-        widest = int(mine.max())
-        column = np.arange(widest)
-        if len(chosen) == len(everyone) and (mine == widest).all():
-            return _Padded(None, None, len(chosen), widest, scale.astype(self.dtype)[:, None])
-        flat = start[:, None] + np.minimum(column, mine[:, None] - 1)
-        padded = np.where(column < mine[:, None], scale[:, None], 0.0).astype(self.dtype)
-        return _Padded(chosen, flat.ravel(), len(chosen), widest, padded)
-
-    def _evaluate(
-        self, flat: IntArray, points: Sequence[FloatArray], plan: Sequence[_Padded], count: int
-    ) -> list[FloatArray]:
-        results = []
-        if len(plan) == 1 and plan[0].workers is None:
-            results = self._products(flat, points, plan[0])
+            flat, tiles = self.batches.everybody(iteration), self._tiles
         else:
-            results = [np.empty((count, self.p), self.dtype) for _ in points]
-            for part in plan:
-                assert part.workers is not None
-                mine = [point if point.ndim == 1 else point[part.workers] for point in points]
-                for result, found in zip(results, self._products(flat[part.flat], mine, part), strict=True):
-                    result[part.workers] = found
-        l2 = self.lam / self.workers
-        for result, point in zip(results, points, strict=True):
-            result += l2 * point
-        return results
-
-    def _products(self, flat: IntArray, points: Sequence[FloatArray], part: _Padded) -> list[FloatArray]:
-        """Return the scaled sums of the minibatches' gradients for one group."""
+            flat, tiles = self.batches.of(iteration, rows), self._tile(rows)
+        if tiles.source is not None:
+            flat = flat.take(tiles.source)
         out = self._buffer[: len(flat)] if len(flat) <= len(self._buffer) else None
         x = self.features.take(flat, 0, out=out, mode="clip")
-        stacked = x.reshape(part.count, part.widest, -1)
+        stacked = x.reshape(*tiles.scale.shape, -1)
+        tiled = [tiles.spread(point) for point in points]
         if self.binary:
-            return [self._binary(x, stacked, point, part.scale) for point in points]
-        labels = self.labels.take(flat)
-        return [self._softmax(x, stacked, labels, point, part.scale) for point in points]
+            partial = self._binary(x, stacked, tiled, tiles.scale)
+        else:
+            labels = self.labels.take(flat)
+            partial = np.stack([self._softmax(x, stacked, labels, point, tiles.scale) for point in tiled])
+        results = list(tiles.gather(partial))
+        for result, point in zip(results, points, strict=True):
+            result += self._l2 * point
+        return results
 
-    def _binary(self, x: FloatArray, stacked: FloatArray, point: FloatArray, scale: FloatArray) -> FloatArray:
-        """Return sum_i scale_i * grad log(1 + exp(-z_i)), with z_i = y_i x_i . theta."""
-        z = x @ point if point.ndim == 1 else stacked @ point[:, :, None]
-        z *= 0.5
-        np.tanh(z, out=z)  # sigmoid(-z) = (1 - tanh(z / 2)) / 2, without an overflow
+    def _tile(self, rows: IntArray) -> Tiles:
+        return Tiles.of(self.batch[rows], self.weights[rows], self._tile_length, self.dtype)
+
+    def _binary(
+        self, x: FloatArray, stacked: FloatArray, points: Sequence[FloatArray], scale: FloatArray
+    ) -> FloatArray:
+        """Return sum_i scale_i * grad log(1 + exp(-z_i)) at each point, with z_i = y_i x_i . theta."""
+        z = np.empty((len(points), *scale.shape), self.dtype)
+        for half, point in zip(z, points, strict=True):
+            if point.ndim == 1:
+                np.matmul(x, 0.5 * point, out=half.reshape(-1))
+            else:
+                np.matvec(stacked, 0.5 * point, out=half)
+        # -sigmoid(-z) = (tanh(z / 2) - 1) / 2 cannot overflow, and tanh is quicker than exp.
+        np.tanh(z, out=z)
         z -= 1
-        z = z.reshape(stacked.shape[:2])
         z *= 0.5 * scale
-        return cast("FloatArray", (z[:, None, :] @ stacked)[:, 0, :])
+        return cast("FloatArray", np.vecmat(z, stacked))
 
     def _softmax(
         self, x: FloatArray, stacked: FloatArray, labels: IntArray, point: FloatArray, scale: FloatArray
     ) -> FloatArray:
         """Return sum_i scale_i * x_i (softmax(x_i Theta) - e_{y_i})^T, flattened."""
-        count, widest, d = stacked.shape
+        count, length, d = stacked.shape
         if point.ndim == 1:
             z = x @ point.reshape(d, -1)
         else:
-            z = (stacked @ point.reshape(count, d, -1)).reshape(count * widest, -1)
+            z = (stacked @ point.reshape(count, d, -1)).reshape(count * length, -1)
         z -= z.max(-1, keepdims=True)
         np.exp(z, out=z)
         z /= z.sum(-1, keepdims=True)
         z[np.arange(len(z)), labels] -= 1
-        z = z.reshape(count, widest, -1)
+        z = z.reshape(count, length, -1)
         z *= scale[:, :, None]
         return cast("FloatArray", (stacked.transpose(0, 2, 1) @ z).reshape(count, -1))
 
@@ -194,17 +167,6 @@ class Regression:
         return bound
 
 
-@dataclass(frozen=True, slots=True)
-class _Padded:
-    """One group of workers as rows of equal length: `count` x `widest`, missing entries scaled by 0."""
-
-    workers: IntArray | None
-    flat: IntArray | None
-    count: int
-    widest: int
-    scale: FloatArray = field(repr=False)
-
-
 def _gram(x: FloatArray) -> FloatArray:
     """Return X'X or XX', whichever is smaller, in float64: they share the largest eigenvalue."""
     if len(x) < x.shape[1]:
@@ -215,18 +177,3 @@ def _gram(x: FloatArray) -> FloatArray:
         wide = x[start : start + CHUNK].astype(np.float64)
         total += wide.T @ wide
     return total
-
-
-def _groups(batch: IntArray, d: int) -> list[IntArray]:
-    """Split workers into groups of like minibatch sizes, so that little is wasted on padding."""
-    order = np.argsort(-batch, kind="stable")
-    groups: list[list[int]] = [[]]
-    waste = 0
-    for worker in order:
-        widest = batch[groups[-1][0]] if groups[-1] else batch[worker]
-        waste += (int(widest) - int(batch[worker])) * d
-        if waste > WASTE:
-            groups.append([])
-            waste = 0
-        groups[-1].append(int(worker))
-    return [np.sort(np.array(group)) for group in groups]
