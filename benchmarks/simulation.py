@@ -34,14 +34,14 @@ GRADIENTS = {"sgd": 1, "lasg-wk2": 2, "lasg-pse": 2}
 def floor(problem: Regression, gradients: int) -> Callable[[], Any]:
     """Return the least work of a round: draw, gather, `gradients` gradients a worker."""
     rng = np.random.default_rng(0)
-    M, b = problem.workers, int(round(problem.batch.mean()))
+    M, b = problem.workers, round(float(problem.batch.mean()))
     size = problem.samples // M
     offset = (np.arange(M) * size)[:, None]
     d = problem.features.shape[1]
     shared = np.zeros(d, problem.dtype)
     own = np.zeros((M, d, 1), problem.dtype)
     out = np.empty((M * b, d), problem.dtype)
-    scale = problem.dtype.type(1 / b)
+    scale = 1 / b
 
     def gradient(z: Any, x: Any) -> Any:
         r = np.tanh(z.reshape(M, b) * 0.5)
@@ -90,7 +90,8 @@ def per_task(data_dir: Path | None, rounds: int, repetitions: int) -> None:
         for algorithm in GRADIENTS:
             least = found[f"floor of {algorithm}"]
             ratio = found[algorithm] / least
-            print(f"| {name} | {setting} | {algorithm} | {found[algorithm]:.0f} | {least:.0f} | {ratio:.2f} |", flush=True)
+            figures = f"{found[algorithm]:.0f} | {least:.0f} | {ratio:.2f}"
+            print(f"| {name} | {setting} | {algorithm} | {figures} |", flush=True)
     print(f"\nPeak memory, all tasks loaded in turn: {peak_memory():.0f} MB")
 
 
@@ -105,12 +106,11 @@ def growth(rounds: int) -> None:
         shards = homogeneous(labels, workers, 0)
         problem = Regression(features, labels, shards, classes=2, batch=0.1, seed=0)
         base = {"workers": workers, "data": "none", "iterations": 1}
-        functions = {
-            a: _simulation(problem, a, base).step for a in ("lasg-wk2", "sgd", "lasg-pse")
-        }
+        functions = {a: _simulation(problem, a, base).step for a in ("lasg-wk2", "sgd", "lasg-pse")}
         found = in_turns(functions, max(5, rounds * 10 // workers), 5)
         wk2 = found["lasg-wk2"]
-        print(f"| {workers:,} | {wk2:.0f} | {wk2 / workers:.2f} | {found['sgd']:.0f} | {found['lasg-pse']:.0f} |", flush=True)
+        figures = f"{wk2:.0f} | {wk2 / workers:.2f} | {found['sgd']:.0f} | {found['lasg-pse']:.0f}"
+        print(f"| {workers:,} | {figures} |", flush=True)
 
 
 def _simulation(problem: Regression, algorithm: str, values: dict[str, Any]) -> Simulation:

@@ -1,3 +1,80 @@
-"""LASG: lazily aggregated stochastic gradients, for training across slow, metered or unreliable links."""
+"""LASG: lazily aggregated stochastic gradients, for training across slow, metered or unreliable links.
+
+Names load when they are first used, so that `import lasg` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm
+    from lasg.core.codecs import QSGD, Codec, Dense
+    from lasg.core.ledger import Ledger
+    from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
+    from lasg.core.rules import RULES, Record, Rule
+    from lasg.core.server import Diverged, Laziness, Server
+    from lasg.core.workers import Workers
+    from lasg.engines.simulation import Round, Simulation
+    from lasg.errors import LasgError
+    from lasg.experiments.build import problem, simulation
+    from lasg.experiments.spec import Spec
+    from lasg.experiments.tasks import TASKS, task
+    from lasg.problems.regression import Regression
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "core.algorithms": ("ALGORITHMS", "Algorithm", "algorithm"),
+    "core.codecs": ("QSGD", "Codec", "Dense"),
+    "core.ledger": ("Ledger",),
+    "core.optimizers": ("ClosedFormSGD", "Constant", "Decreasing", "TorchOptimizer"),
+    "core.rules": ("RULES", "Record", "Rule"),
+    "core.server": ("Diverged", "Laziness", "Server"),
+    "core.workers": ("Workers",),
+    "engines.simulation": ("Round", "Simulation"),
+    "errors": ("LasgError",),
+    "experiments.build": ("problem", "simulation"),
+    "experiments.spec": ("Spec",),
+    "experiments.tasks": ("TASKS", "task"),
+    "problems.regression": ("Regression",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ALGORITHMS",
+    "QSGD",
+    "RULES",
+    "TASKS",
+    "Algorithm",
+    "ClosedFormSGD",
+    "Codec",
+    "Constant",
+    "Decreasing",
+    "Dense",
+    "Diverged",
+    "LasgError",
+    "Laziness",
+    "Ledger",
+    "Record",
+    "Regression",
+    "Round",
+    "Rule",
+    "Server",
+    "Simulation",
+    "Spec",
+    "TorchOptimizer",
+    "Workers",
+    "__version__",
+    "algorithm",
+    "problem",
+    "simulation",
+    "task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lasg' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lasg.{_HOME_OF[name]}"), name)

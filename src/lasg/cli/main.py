@@ -6,12 +6,16 @@ import sys
 from typing import Annotated
 
 import typer
-from typer.exceptions import Abort, TyperException
 
 import lasg
 from lasg.cli import data, experiments, lists
 from lasg.cli.show import err
 from lasg.errors import LasgError
+
+try:
+    from typer.exceptions import TyperException as UsageProblem
+except ImportError:  # typer before 0.24 stands on click
+    from click.exceptions import ClickException as UsageProblem  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 app = typer.Typer(
     help="Lazily aggregated stochastic gradients: train with a fraction of the uploads.",
@@ -46,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(arguments if arguments is not None else sys.argv[1:], standalone_mode=False)
     except LasgError as error:
         return _fail(str(error), 2)
-    except TyperException as error:
+    except UsageProblem as error:
         return _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("stopped. Runs under way can be continued: lasg resume RUN", 130)
     except BrokenPipeError:
         return 1

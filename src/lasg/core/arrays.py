@@ -39,6 +39,15 @@ def copy(x: Array) -> Array:
     return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
 
 
+def copies(node: Any) -> Any:
+    """Return nested dicts and lists with every array in them copied."""
+    if isinstance(node, dict):
+        return {key: copies(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(copies(value) for value in node)
+    return copy(node) if isinstance(node, np.ndarray) or hasattr(node, "detach") else node
+
+
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     """Return zeros of the kind, dtype and device of `like`."""
     if isinstance(like, np.ndarray):

@@ -57,7 +57,7 @@ class Dense:
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
         dtype = host(like).dtype.newbyteorder("<")
-        return cast(_bytes_of(messages, dtype.itemsize * len(like)).view(dtype), like)
+        return cast(_bytes_of(messages, dtype.itemsize * len(like)).view(dtype).copy(), like)
 
     def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:  # noqa: ARG002
         """Return what `decode(encode(rows))` would, and its bits."""
@@ -137,7 +137,8 @@ class QSGD:
         xp = namespace(rows)
         values = self._split(float64(rows))
         norms = xp.sqrt((values * values).sum(-1))
-        norms = norms.astype(np.float32) if xp is np else norms.float()
+        with np.errstate(over="ignore"):  # the check below says it better
+            norms = norms.astype(np.float32) if xp is np else norms.float()
         if not bool(xp.isfinite(norms).all()):
             raise LasgError("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
         safe = float64(norms)
@@ -146,7 +147,7 @@ class QSGD:
         levels = xp.floor(xp.abs(values) * (self.levels / safe)[..., None] + draws)
         # The norm is rounded to float32, so an entry can exceed it by a hair.
         levels = levels.clip(0, self.levels)
-        return norms, levels * xp.sign(values)
+        return norms, levels * xp.sign(values) + 0.0  # no -0.0: a message has none
 
     def _join(self, norms: Array, levels: Array, p: int) -> Array:
         rows = levels * (norms / self.levels)[..., None]

@@ -137,7 +137,8 @@ class TorchOptimizer:
 
     def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
         """Move theta along the aggregate, then let the scheduler take its step."""
-        self.parameter.grad = cast(aggregate, self.parameter.detach())
+        # A copy: some optimizers write into the gradient, and the aggregate is the server's for ever.
+        self.parameter.grad = copy(cast(aggregate, self.parameter.detach()))
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, Mask, float64, sq, zeros
+from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, sq, zeros
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 from lasg.errors import LasgError
@@ -105,11 +105,13 @@ class Server:
         the aggregate, which is the same number for SGD of one step size.
         """
         scale = self.laziness.c / self.laziness.workers**2
-        if self.optimizer.plain:
-            scale /= eta * eta
-        total = sum(self.history)
-        # c = inf means: silent until due. inf * 0 would be nan.
-        return scale * total if scale < float("inf") else scale
+        if scale == 0 or scale == float("inf"):
+            return scale  # inf means: silent until due; inf * 0 would be nan
+        if not self.optimizer.plain:
+            return scale * sum(self.history)
+        if eta == 0:
+            return float("inf")  # a schedule came to its end: the model stands still, nothing is new
+        return scale / (eta * eta) * sum(self.history)
 
     def open(self) -> Opened:
         """Open round k: decide who is asked (server rules) and who is due."""
@@ -158,7 +160,7 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: nested dicts of arrays and JSON values."""
-        return {
+        state = {
             "k": self.k,
             "aggregate": self.aggregate,
             "history": list(self.history),
@@ -167,9 +169,12 @@ class Server:
             "optimizer": self.optimizer.state(),
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
+        found: dict[str, Any] = copies(state)
+        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
+        state = copies(state)
         self.k = int(state["k"])
         self.aggregate = state["aggregate"]
         self.history = deque(state["history"], maxlen=self.laziness.window)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg import counter
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, cast, float64, host, zeros
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask, cast, copies, float64, host, zeros
 from lasg.core.codecs import Codec, transmit
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
@@ -160,15 +160,18 @@ class Workers:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""
-        return {
+        state = {
             "contributed": self.contributed,
             "memory": dict(self.memory),
             "snapshot": self.snapshot,
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
+        found: dict[str, Any] = copies(state)
+        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
+        state = copies(state)
         self.contributed, self.memory = state["contributed"], dict(state["memory"])
         self.snapshot = state["snapshot"]
         if self.iterates is not None:

@@ -62,7 +62,7 @@ class _Layout:
         if size.max() >= 2**32:
             raise LasgError(f"a shard can have at most 2^32 - 1 samples, got {size.max()}")
         self.keys = counter.worker_keys(batches.seed, counter.MINIBATCH, batches.ids[rows])
-        self.total, self.samples = int(batch.sum()), int(batches.sizes.sum())
+        self.total, self.samples = int(batch.sum()), int(size.sum())
         self.start = np.cumsum(batch) - batch
         self.owner = np.repeat(np.arange(len(rows)), batch)
         self.rank = np.arange(self.total) - self.start[self.owner]
@@ -75,7 +75,11 @@ class _Layout:
         self.half = None if not (batch % 2).any() else 2 * word_start[self.owner] + self.rank
         self.dtype = np.int32 if self.samples < 2**31 else np.int64
         self.size = size[self.owner].astype(np.uint64)
-        self.offset = batches.offsets[rows][self.owner].astype(self.dtype)
+        # Draws are sorted as if the shards lay in the order of `rows`, then shifted to where they are.
+        offset = np.cumsum(size) - size
+        self.offset = offset[self.owner].astype(self.dtype)
+        away = batches.offsets[rows] - offset
+        self.shift = away[self.owner].astype(np.intp) if away.any() else None
         # Redrawing repeats until none are left is quick only while repeats are rare.
         self.thick = [(i, int(size[i]), int(batch[i])) for i in np.flatnonzero(4 * batch > size)]
 
@@ -95,7 +99,10 @@ class _Layout:
         line, place = np.nonzero(drawn[:, 1:] == drawn[:, :-1])
         if len(line):
             self._replace(drawn, key, line, place)
-        return drawn.astype(np.intp)
+        found = drawn.astype(np.intp)
+        if self.shift is not None:
+            found += self.shift
+        return found
 
     def _place(self, halves: npt.NDArray[np.uint32], where: Any) -> IntArray:
         """Map 32 random bits to a row of the shard that each position belongs to.

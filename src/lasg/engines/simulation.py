@@ -14,6 +14,7 @@ from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Server
 from lasg.core.workers import Oracle, Workers
+from lasg.errors import LasgError
 
 
 class Problem(Oracle, Protocol):
@@ -22,6 +23,10 @@ class Problem(Oracle, Protocol):
     @property
     def workers(self) -> int:
         """M."""
+        ...
+
+    def loss(self, theta: Array) -> float:
+        """Return the objective over all samples."""
         ...
 
 
@@ -54,6 +59,10 @@ class Simulation:
         seed: int = 0,
         smoothness: FloatArray | None = None,
     ) -> None:
+        if laziness.workers != problem.workers:
+            raise LasgError(
+                f"the problem has {problem.workers} workers, laziness says {laziness.workers}: make them equal"
+            )
         theta = optimizer.theta
         self.problem, self.ledger = problem, Ledger()
         self.server = Server(optimizer, rule, laziness, smoothness)
@@ -75,6 +84,10 @@ class Simulation:
     def theta(self) -> Array:
         """The current model."""
         return self.server.theta
+
+    def loss(self) -> float:
+        """Return the objective at the current model, over all samples."""
+        return self.problem.loss(self.theta)
 
     def __iter__(self) -> Iterator[Round]:
         while True:

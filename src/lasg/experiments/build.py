@@ -11,7 +11,9 @@ import numpy as np
 
 from lasg.core.algorithms import algorithm
 from lasg.core.arrays import FloatArray
+from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
+from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
@@ -132,16 +134,20 @@ def _class_of(module: Any, name: str, base: type, what: str) -> Any:
     return found
 
 
-def simulation(spec: Spec, of: Regression) -> Simulation:
-    """Return the simulation of a spec, at round 0 with theta = 0."""
+def simulation(
+    spec: Spec, of: Regression | None = None, *, rule: Rule | None = None, codec: Codec | None = None
+) -> Simulation:
+    """Return the simulation of a spec at round 0, theta = 0; a rule or codec of your own replaces the algorithm's."""
+    of = problem(spec) if of is None else of
     chosen = algorithm(spec.algorithm)
+    rule = rule or chosen.rule
     theta = np.zeros(of.p, of.dtype)
-    needs_smoothness = chosen.rule.where == "server" and chosen.rule.estimate is None
+    needs_smoothness = rule.where == "server" and rule.estimate is None
     return Simulation(
         of,
         optimizer(spec, theta),
-        rule=chosen.rule,
-        codec=chosen.codec(spec.bits, spec.bucket),
+        rule=rule,
+        codec=codec or chosen.codec(spec.bits, spec.bucket),
         laziness=Laziness(workers=spec.workers, D=spec.D, c=spec.c, window=spec.window, start=spec.start),
         local_steps=chosen.local_steps(spec.H),
         seed=spec.seed,

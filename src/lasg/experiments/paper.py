@@ -181,10 +181,13 @@ def _unit(cell: Cell) -> str:
 
 TOY: dict[str, dict[str, Any]] = {
     "lag-wk c=0.4": {"algorithm": "lag-wk", "c": 0.4},
+    "lag-wk c=1": {"algorithm": "lag-wk", "c": 1.0},
     "lag-wk c=4": {"algorithm": "lag-wk", "c": 4.0},
     "lasg-wk2 c=0.1": {"algorithm": "lasg-wk2", "c": 0.1},
 }
-"""The series of the toy figure (fig:toyexample): c in units of 1 / (eta^2 M^2)."""
+"""The series of the toy figure (toyexample): c in units of 1 / (eta^2 M^2); the paper has 0.4 and 4."""
+TOY_TASKS = ("covtype-lr", "mnist-lr")
+"""Where it is drawn: covtype shows the paper's picture with its two values of c, mnist with 0.4 and 1."""
 
 
 def toy_specs(name: str, seeds: Sequence[int], iterations: int, setting: str) -> dict[str, list[Spec]]:
