@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lasg.core.optimizers import Decreasing
+from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing
 from lasg.core.rules import RULES
 from lasg.core.workers import Reply
 from tests.core.toy import CODECS, KINDS, LAZY, TABLE, WEIGHTS, M, P, Run, numpy_of
@@ -255,6 +255,18 @@ def test_the_round_of_local_sgd_is_the_weighted_average_of_the_local_models(H: i
         run.step()
         tolerance = 1e-12 if dtype == "float64" else 1e-5
         np.testing.assert_allclose(run.theta, WEIGHTS @ local, rtol=0, atol=tolerance)
+
+
+def test_the_float32_pseudo_gradient_is_as_exact_as_a_gradient() -> None:
+    """Far from the origin with a small step, where theta - theta_m keeps few digits."""
+    theta = np.full(P, 100.0)
+    found = []
+    for dtype in ("float32", "float64"):
+        start = ClosedFormSGD(theta.astype(dtype), Constant(1e-4))
+        run = Run("always", dtype=dtype, H=3, optimizer=start)
+        run.step()
+        found.append(run.server.aggregate)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 @each_kind

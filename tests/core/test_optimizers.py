@@ -109,16 +109,16 @@ def test_step_sizes_that_are_no_positive_numbers_are_refused(wrong: Any) -> None
 # -- the threshold ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [1, 3, 10])
-def test_the_threshold_of_plain_sgd_is_the_papers(window: int) -> None:
-    """c / (eta_k^2 M^2) times the sum of the last squared moves, with the eta of this round."""
+@pytest.mark.parametrize(("window", "D", "summed"), [(1, 20, 1), (3, 20, 3), (10, 20, 10), (10, 4, 4)])
+def test_the_threshold_of_plain_sgd_is_the_papers(window: int, D: int, summed: int) -> None:
+    """c / (eta_k^2 M^2) times the sum of the last squared moves, at most D of them, with the eta of this round."""
     c, schedule = 0.4, Decreasing(0.5, 20.0)
-    run = Run("wk2", c=c, window=window, schedule=schedule)
+    run = Run("wk2", c=c, window=window, D=D, schedule=schedule)
     moves: list[float] = []
     for k in range(30):
         before = run.theta.copy()
         opened, _ = run.step()
-        assert opened.threshold == pytest.approx(c / (schedule(k) ** 2 * M**2) * sum(moves[-window:]), rel=1e-12)
+        assert opened.threshold == pytest.approx(c / (schedule(k) ** 2 * M**2) * sum(moves[-summed:]), rel=1e-12)
         moves.append(float(((run.theta - before) ** 2).sum()))
 
 
@@ -179,7 +179,7 @@ def test_any_scheduler_works_and_its_rate_enters_the_threshold(name: str, kind: 
         before = run.theta.copy()
         opened, _ = run.step()
         assert opened.eta == eta
-        assert opened.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-window:]), rel=1e-12)
+        assert opened.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-summed:]), rel=1e-12)
         np.testing.assert_allclose(run.theta, before - eta * numpy_of(run.server.aggregate), atol=1e-14)
         moves.append(float(((run.theta - before) ** 2).sum()))
         reference.step()
@@ -193,6 +193,16 @@ def test_a_scheduler_may_reach_a_rate_of_zero() -> None:
         zeros(), OPTIMIZERS["sgd"], lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=10)
     )
     Run("wk2", optimizer=optimizer).play(12)
+
+
+def test_a_rate_of_zero_does_not_spoil_local_steps() -> None:
+    """The pseudo-gradient is the sum of the H contributions, which needs no division."""
+    optimizer = TorchOptimizer(
+        zeros(), OPTIMIZERS["sgd"], lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=5)
+    )
+    run = Run("always", H=3, optimizer=optimizer)
+    run.play(6)
+    assert np.isfinite(run.theta).all()
 
 
 # -- state -----------------------------------------------------------------------------------------------------

@@ -270,3 +270,10 @@ def test_gradients_come_in_the_order_of_the_rows_that_were_asked(classes: int) -
     [everyone] = problem.gradients(2, [theta], None)
     [found] = problem.gradients(2, [theta], np.array([3, 1]))
     np.testing.assert_allclose(found, everyone[[3, 1]], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("classes", "label"), [(2, -1), (2, 2), (3, -1), (3, 3)])
+def test_labels_outside_the_classes_are_refused(classes: int, label: int) -> None:
+    labels = np.array([0, 1, label, 1])
+    with pytest.raises(LasgError, match="label"):
+        Regression(np.ones((4, 2)), labels, [np.arange(4)], classes=classes, batch=1.0, seed=0)

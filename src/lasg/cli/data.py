@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lasg.cli import options
-from lasg.cli.show import err, new_table, out, print_json
+from lasg.cli.running import fetching
+from lasg.cli.show import new_table, out, print_json
 from lasg.data import manage
-from lasg.data.cache import Progress as Told
 
 app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -25,19 +23,7 @@ def list_files(data_dir: options.DataDir = None, json: options.Json = False) -> 
     """List the data sets, their files, and where each was found."""
     rows = manage.status(data_dir)
     if json:
-        print_json(
-            [
-                {
-                    "dataset": row.dataset,
-                    "file": row.file,
-                    "path": str(row.path) if row.path else None,
-                    "where": row.where,
-                    "size": row.size,
-                    "prepared": row.prepared,
-                }
-                for row in rows
-            ]
-        )
+        print_json([asdict(row) for row in rows])
         return
     table = new_table()
     for column in ("data set", "file", "where", "MB", "prepared"):
@@ -56,7 +42,7 @@ def fetch(
     data_dir: options.DataDir = None,
 ) -> None:
     """Download what a data set lacks, verify and prepare it."""
-    with _progress() as told:
+    with fetching() as told:
         paths = manage.fetch(name, force=force, data_dir=data_dir, progress=told)
     out.print(
         f"{name} is ready" + (": " + ", ".join(map(str, paths)) if paths else "."), highlight=False, soft_wrap=True
@@ -68,19 +54,7 @@ def check(name: OptionalName = None, data_dir: options.DataDir = None, json: opt
     """Verify the checksums of files and prepared arrays; exit 1 if something is damaged."""
     found = manage.check(name, data_dir)
     if json:
-        print_json(
-            [
-                {
-                    "dataset": r.dataset,
-                    "item": r.item,
-                    "path": str(r.path) if r.path else None,
-                    "state": r.state,
-                    "reason": r.reason,
-                    "mend": r.mend,
-                }
-                for r in found
-            ]
-        )
+        print_json([asdict(r) for r in found])
     else:
         for r in found:
             line = f"{r.state:8} {r.dataset:14} {r.item}" + (f": {r.reason}" if r.reason else "")
@@ -88,24 +62,3 @@ def check(name: OptionalName = None, data_dir: options.DataDir = None, json: opt
             out.print(line + mend, highlight=False, soft_wrap=True, style="red" if r.state == "damaged" else None)
     if any(r.state == "damaged" for r in found):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Show a bar for each thing that is downloaded or prepared."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bars:
-        tasks: dict[str, int] = {}
-
-        def told(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield told

@@ -1,34 +1,31 @@
-"""`lasg demo, run, resume, compare, tune, paper`: what trains."""
+"""`lasg demo, run, resume, compare, tune`: what trains."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lasg.cli import options, show
+from lasg.cli.running import RUNS, run_all
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.experiments import compare as comparing
-from lasg.experiments import paper as papers
-from lasg.experiments import pool, runner
+from lasg.experiments import runner
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
-from lasg.experiments.files import write_atomically
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import task as task_named
 
-RUNS = Path("runs")
 DEMO_TARGET = 0.2
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    for command in (demo, run, resume, compare, tune, paper):
+    for command in (demo, run, resume, compare, tune):
         app.command()(command)
 
 
@@ -46,7 +43,7 @@ def demo(
         for seed in range(seeds)
         for name in ALGORITHMS
     ]
-    runs = _run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
+    runs = run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
     title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} (mean of {seeds} seeds)"
     _print_comparison(runs, DEMO_TARGET, title, json)
     path = _plot(runs, out_dir / "demo.png", title.replace(":", "\n", 1).split("\n")[0])
@@ -73,7 +70,7 @@ def run(
     options.check_engine(engine)
     spec = _spec_of(what, algorithm, setting, seed, options.split_pairs(changes, "--set"))
     spec = options.limited(spec, until)
-    _print_run(_run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
+    _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
 
 
 def _spec_of(what: str, algorithm: str | None, setting: str, seed: int | None, changes: dict[str, Any]) -> Spec:
@@ -125,7 +122,7 @@ def compare(
         for name in options.split_algorithms(algorithms)
     ]
     target = found[0].until.get("loss")
-    runs = _run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir)
+    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
@@ -162,7 +159,7 @@ def tune(
     flat = [spec for _, group in tried for spec in group]
     # Runs of one seed share their data, so they go one after another.
     order = sorted(range(len(flat)), key=lambda i: flat[i].seed)
-    done = _run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir)
+    done = run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir)
     runs = dict(zip(order, done, strict=True))
     groups = [(values, [runs[i * seeds + s] for s in range(seeds)]) for i, (values, _) in enumerate(tried)]
     ranked = tuning.rank(groups, base.until.get("loss"))
@@ -180,118 +177,6 @@ def tune(
     out.print(table)
     best = " ".join(f"--set {key}={value}" for key, value in ranked[0].values.items())
     out.print(f"Best: {best}", highlight=False, soft_wrap=True)
-
-
-def paper(
-    what: Annotated[str, typer.Argument(help="table1, table2, table3, table4, toy or gradients.", metavar="WHAT")],
-    tasks: Annotated[list[str], typer.Option("--task", help="Only this task; may be repeated.")] = [],  # noqa: B006
-    seeds: options.Seeds = 5,
-    first_seed: options.FirstSeed = 0,
-    results: Annotated[Path, typer.Option(help="Folder for the CSV and Markdown files.", file_okay=False)] = Path(
-        "results"
-    ),
-    out_dir: options.Out = RUNS,
-    data_dir: options.DataDir = None,
-    jobs: options.Jobs = None,
-    fresh: options.Fresh = False,
-    json: options.Json = False,
-) -> None:
-    """Print a table of the paper with ours beside it, or the data of a figure; write CSV and Markdown.
-
-    toy: uploads per 10 iterations of LAG-WK and LASG-WK2. gradients: loss against gradient evaluations on covtype.
-    """
-    started = time.monotonic()
-    chosen = range(first_seed, first_seed + seeds)
-    tables = {f"table{n}": n for n in range(1, 5)}
-    if what in tables:
-        cells = papers.cells(tables[what], tasks)
-        found = sorted(((cell, seed) for cell in cells for seed in chosen), key=lambda pair: (pair[0].task, pair[1]))
-        done = _run_all([c.spec(s) for c, s in found], out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir)
-        runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
-        for (cell, _), finished in zip(found, done, strict=True):
-            runs[cell].append(finished)
-        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, time.monotonic() - started)
-    elif what == "toy":
-        _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
-    elif what == "gradients":
-        listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
-        rows = papers.gradient_rows(_run_all(listed, out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir))
-        _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
-    else:
-        raise LasgError(f"unknown part of the paper {what!r}: table1, table2, table3, table4, toy, gradients")
-
-
-def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **options_: Any) -> None:
-    rows = []
-    for name in tasks or papers.TOY_TASKS:
-        listed = papers.toy_specs(name, seeds, 2000, "homogeneous")
-        flat = [spec for group in listed.values() for spec in group]
-        done = iter(_run_all(flat, out_dir, f"toy {name}", **options_))
-        found = papers.toy_rows({label: [next(done) for _ in group] for label, group in listed.items()})
-        rows += [{"task": name, **row} for row in found]
-    _write(results / "toy.csv", papers.to_csv(rows), rows, json)
-
-
-def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> None:
-    write_atomically(path, text.encode())
-    if json:
-        print_json(rows)
-    else:
-        out.print(f"Wrote {path}: {len(rows)} rows, columns {', '.join(rows[0])}", highlight=False, soft_wrap=True)
-
-
-def _print_table(
-    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, seconds: float
-) -> None:
-    """Write a table's files and print it."""
-    verdict = papers.judge(found)
-    rows = [result.to_dict() for result in found]
-    command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
-    command += "".join(f" --task {name}" for name in tasks)
-    head = (
-        f"# The paper's {what}, ours beside it\n\nPrinted by `{command}` in {seconds:.0f} s on {pool.cores()} cores.\n"
-    )
-    said = "\n".join(f"- {line}" for line in verdict.sentences())
-    name = "-".join([what, *tasks])
-    write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
-    write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
-    if json:
-        print_json(rows)
-        return
-    for name_ in dict.fromkeys(result.cell.task for result in found):
-        group = [result for result in found if result.cell.task == name_]
-        cell = group[0].cell
-        title = f"{name_}, {cell.setting}, loss after {cell.budget:,} {cell.budget_kind} ({len(seeds)} seeds)"
-        table = new_table(title)
-        for column in ("algorithm", "ours", "spread", "paper", "deviation"):
-            table.add_column(column, justify="left" if column == "algorithm" else "right")
-        for result in group:
-            off = f"{100 * (result.deviation or 0):+.1f} %"
-            table.add_row(
-                result.cell.algorithm,
-                f"{result.ours.mean:.4f}",
-                f"{result.ours.std:.4f}",
-                f"{result.cell.loss:.4f}",
-                off,
-            )
-        out.print(table)
-    for line in verdict.sentences():
-        out.print(line, highlight=False)
-    out.print(f"Wrote {results / name}.csv and .md", highlight=False, soft_wrap=True)
-
-
-def _run_all(
-    listed: list[Spec],
-    out_dir: Path,
-    what: str,
-    *,
-    jobs: int | None,
-    fresh: bool = False,
-    data_dir: Path | None = None,
-) -> list[Run]:
-    """Run specs with a progress bar."""
-    with show.following(len(listed), what) as report:
-        return pool.run_all(listed, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
 
 
 def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool) -> None:

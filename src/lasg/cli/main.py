@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import data, experiments, lists
+from lasg.cli import data, experiments, lists, paper
 from lasg.cli.show import err
 from lasg.errors import LasgError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 experiments.register(app)
+app.command()(paper.paper)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
 

@@ -24,7 +24,7 @@ err = Console(stderr=True)
 
 def print_json(value: Any) -> None:
     """Print JSON on standard output, and nothing else there."""
-    out.file.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    out.file.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
 def short(value: float) -> str:

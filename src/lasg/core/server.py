@@ -37,7 +37,7 @@ class Laziness:
     c: float = 0.1
     """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
     window: int = 10
-    """How many moves are summed: c_d = 0 beyond it."""
+    """How many moves are summed: c_d = 0 beyond it, and beyond D, where the paper's sum ends."""
     start: Literal["ask-twice", "zero"] = "ask-twice"
     """How PSE begins: everybody asked at k = 0 and k = 1, or only at k = 0 with L-hat = 0 after it."""
 
@@ -81,7 +81,7 @@ class Server:
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
-        self.history: deque[float] = deque(maxlen=laziness.window)
+        self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
         self.tau = np.ones(M, np.int64)
         self.iterates = Iterates(M, theta) if rule.where == "server" else None
         if rule.where == "server" and rule.estimate is None:
@@ -109,7 +109,7 @@ class Server:
             return scale  # inf means: silent until due; inf * 0 would be nan
         if not self.optimizer.plain:
             return scale * sum(self.history)
-        if eta == 0:
+        if eta * eta == 0:
             return float("inf")  # a schedule came to its end: the model stands still, nothing is new
         return scale / (eta * eta) * sum(self.history)
 
@@ -177,7 +177,7 @@ class Server:
         state = copies(state)
         self.k = int(state["k"])
         self.aggregate = state["aggregate"]
-        self.history = deque(state["history"], maxlen=self.laziness.window)
+        self.history = deque(state["history"], maxlen=self.history.maxlen)
         self.tau, self.smoothness = state["tau"], state["smoothness"]
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:

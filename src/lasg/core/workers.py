@@ -126,17 +126,18 @@ class Workers:
         """One round of local work from each starting point: a gradient, or H steps as a pseudo-gradient.
 
         The pseudo-gradient is (n_m / N) (theta - theta_m) / eta: the server's step on its sum IS the weighted
-        average of the local models. With H = 1 it is the gradient.
+        average of the local models. It equals the sum of the contributions on the way, and is computed as that:
+        no digits cancel, and a step of 0 divides nothing. With H = 1 it is the gradient.
         """
-        if self.H == 1:
-            return self.oracle.gradients(opened.k, points, rows)
-        weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
-        weight = cast(weights[:, None], points[0])
-        local = list(points)
-        for h in range(self.H):
+        total = self.oracle.gradients(opened.k * self.H, points, rows)
+        if self.H > 1:
+            weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
+            step = opened.eta / cast(weights[:, None], points[0])
+        for h in range(1, self.H):
+            local = [start - step * so_far for start, so_far in zip(points, total, strict=True)]
             found = self.oracle.gradients(opened.k * self.H + h, local, rows)
-            local = [theta - opened.eta / weight * grad for theta, grad in zip(local, found, strict=True)]
-        return [weight / opened.eta * (start - end) for start, end in zip(points, local, strict=True)]
+            total = [so_far + grad for so_far, grad in zip(total, found, strict=True)]
+        return total
 
     def _upload(self, k: int, grad: Array, uploaded: Mask, rows: IntArray | None) -> tuple[Array, int]:
         """Send the uploaders' contributions; return the sum of their innovations, and the bits."""

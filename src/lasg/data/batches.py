@@ -88,7 +88,7 @@ class _Layout:
         key = counter.round_keys(self.keys, iterations)
         word = key.take(self.word_owner, 1)
         word += self.word_position
-        halves = counter.mix(word).view(np.uint32)
+        halves = counter.mix(word).astype("<u8", copy=False).view("<u4")
         if self.half is not None:
             halves = halves.take(self.half, 1)
         drawn = self._place(halves, slice(None))

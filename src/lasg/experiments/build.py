@@ -22,6 +22,14 @@ from lasg.errors import LasgError
 from lasg.experiments.spec import Spec
 from lasg.problems.regression import Regression
 
+UNFIT = {
+    "LBFGS": "it wants to evaluate the loss itself",
+    "SparseAdam": "it takes sparse gradients only",
+    "Muon": "it takes matrices only, and the server's model is one flat vector",
+    "ReduceLROnPlateau": "it wants the loss after every round",
+}
+"""Classes of torch.optim that no server of flat gradients can step."""
+
 
 @functools.lru_cache(maxsize=1)
 def dataset(name: str, data_dir: Path | None) -> Dataset:
@@ -106,6 +114,9 @@ def _torch_optimizer(spec: Spec, theta: FloatArray) -> TorchOptimizer:
     scheduler = None
     if spec.schedule == "decreasing":
         raise LasgError("schedule 'decreasing' goes with optimizer 'sgd'; torch's optimizers take a torch LR scheduler")
+    if name in UNFIT or spec.schedule in UNFIT:
+        unfit = name if name in UNFIT else spec.schedule
+        raise LasgError(f"{unfit} cannot serve here: {UNFIT[unfit]}. Take another of torch's")
     if spec.schedule != "constant":
         base = torch.optim.lr_scheduler.LRScheduler
         scheduler = _class_of(torch.optim.lr_scheduler, spec.schedule, base, "schedule")

@@ -8,12 +8,20 @@ from pathlib import Path
 
 from lasg.errors import LasgError
 
+PART = ".part"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed writer left in a folder."""
+    for part in folder.glob(f".*{PART}"):
+        part.unlink(missing_ok=True)
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader, or a kill at any moment, sees the old file or the new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -57,6 +58,8 @@ def run_all(
 def _start(reports: Any) -> None:
     global _reports  # noqa: PLW0603
     _reports = reports
+    # Ctrl-C reaches every process of the terminal; the parent alone answers it, in one line.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A process that ends must not wait for a parent that no longer listens.
     reports.cancel_join_thread()
 

@@ -16,6 +16,7 @@ from lasg.core.server import Diverged
 from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
 from lasg.experiments import build, store
+from lasg.experiments.files import sweep
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
@@ -157,6 +158,7 @@ def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None)
     if job.message:
         meta["message"] = job.message
     store.write_meta(folder, meta)
+    sweep(folder)
     if report is not None:
         report(Status(job.spec, 1.0, job.simulation.ledger, job.loss))
     return Run(folder, job.spec, meta)

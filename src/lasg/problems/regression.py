@@ -44,6 +44,11 @@ class Regression:
         sizes = np.array([len(shard) for shard in shards])
         if not sizes.all():
             raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
+        labels = np.asarray(labels)
+        if classes < 2 or labels.min() < 0 or labels.max() >= classes:
+            raise LasgError(
+                f"labels must be 0 to {classes - 1} for {classes} classes, got {labels.min()} to {labels.max()}"
+            )
         order = np.concatenate(list(shards))
         self.dtype = np.dtype(dtype)
         self.classes, self.lam, self.test = classes, lam, test
@@ -51,7 +56,7 @@ class Regression:
         self.workers = len(sizes)
         self.weights: FloatArray = sizes / self.samples
         self.features = features.take(order, 0).astype(self.dtype, copy=False)
-        self.labels = np.asarray(labels).take(order)
+        self.labels = labels.take(order)
         self.binary = classes == 2
         if self.binary:
             # sigmoid(-y z) y x needs the product y x only: one gather instead of two.

@@ -1,0 +1,116 @@
+"""`lasg paper`: the paper's tables and figures, ours beside them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lasg.cli import options
+from lasg.cli.running import RUNS, run_all
+from lasg.cli.show import new_table, out, print_json
+from lasg.errors import LasgError
+from lasg.experiments import paper as papers
+from lasg.experiments import pool
+from lasg.experiments.files import write_atomically
+from lasg.experiments.store import Run
+
+
+def paper(
+    what: Annotated[str, typer.Argument(help="table1, table2, table3, table4, toy or gradients.", metavar="WHAT")],
+    tasks: Annotated[list[str], typer.Option("--task", help="Only this task; may be repeated.")] = [],  # noqa: B006
+    seeds: options.Seeds = 5,
+    first_seed: options.FirstSeed = 0,
+    results: Annotated[Path, typer.Option(help="Folder for the CSV and Markdown files.", file_okay=False)] = Path(
+        "results"
+    ),
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    jobs: options.Jobs = None,
+    fresh: options.Fresh = False,
+    json: options.Json = False,
+) -> None:
+    """Print a table of the paper with ours beside it, or the data of a figure; write CSV and Markdown.
+
+    toy: uploads per 10 iterations of LAG-WK and LASG-WK2. gradients: loss against gradient evaluations on covtype.
+    """
+    started = time.monotonic()
+    chosen = range(first_seed, first_seed + seeds)
+    tables = {f"table{n}": n for n in range(1, 5)}
+    if what in tables:
+        cells = papers.cells(tables[what], tasks)
+        found = sorted(((cell, seed) for cell in cells for seed in chosen), key=lambda pair: (pair[0].task, pair[1]))
+        done = run_all([c.spec(s) for c, s in found], out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir)
+        runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
+        for (cell, _), finished in zip(found, done, strict=True):
+            runs[cell].append(finished)
+        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, time.monotonic() - started)
+    elif what == "toy":
+        _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
+    elif what == "gradients":
+        listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
+        rows = papers.gradient_rows(run_all(listed, out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir))
+        _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
+    else:
+        raise LasgError(f"unknown part of the paper {what!r}: table1, table2, table3, table4, toy, gradients")
+
+
+def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **options_: Any) -> None:
+    rows = []
+    for name in tasks or papers.TOY_TASKS:
+        listed = papers.toy_specs(name, seeds, 2000, "homogeneous")
+        flat = [spec for group in listed.values() for spec in group]
+        done = iter(run_all(flat, out_dir, f"toy {name}", **options_))
+        found = papers.toy_rows({label: [next(done) for _ in group] for label, group in listed.items()})
+        rows += [{"task": name, **row} for row in found]
+    _write(results / "toy.csv", papers.to_csv(rows), rows, json)
+
+
+def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> None:
+    write_atomically(path, text.encode())
+    if json:
+        print_json(rows)
+    else:
+        out.print(f"Wrote {path}: {len(rows)} rows, columns {', '.join(rows[0])}", highlight=False, soft_wrap=True)
+
+
+def _print_table(
+    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, seconds: float
+) -> None:
+    """Write a table's files and print it."""
+    verdict = papers.judge(found)
+    rows = [result.to_dict() for result in found]
+    command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
+    command += "".join(f" --task {name}" for name in tasks)
+    head = (
+        f"# The paper's {what}, ours beside it\n\nPrinted by `{command}` in {seconds:.0f} s on {pool.cores()} cores.\n"
+    )
+    said = "\n".join(f"- {line}" for line in verdict.sentences())
+    name = "-".join([what, *tasks])
+    write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
+    write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
+    if json:
+        print_json(rows)
+        return
+    for name_ in dict.fromkeys(result.cell.task for result in found):
+        group = [result for result in found if result.cell.task == name_]
+        cell = group[0].cell
+        title = f"{name_}, {cell.setting}, loss after {cell.budget:,} {cell.budget_kind} ({len(seeds)} seeds)"
+        table = new_table(title)
+        for column in ("algorithm", "ours", "spread", "paper", "deviation"):
+            table.add_column(column, justify="left" if column == "algorithm" else "right")
+        for result in group:
+            off = f"{100 * (result.deviation or 0):+.1f} %"
+            table.add_row(
+                result.cell.algorithm,
+                f"{result.ours.mean:.4f}",
+                f"{result.ours.std:.4f}",
+                f"{result.cell.loss:.4f}",
+                off,
+            )
+        out.print(table)
+    for line in verdict.sentences():
+        out.print(line, highlight=False)
+    out.print(f"Wrote {results / name}.csv and .md", highlight=False, soft_wrap=True)
