@@ -179,7 +179,7 @@ def test_any_scheduler_works_and_its_rate_enters_the_threshold(name: str, kind: 
         before = run.theta.copy()
         opened, _ = run.step()
         assert opened.eta == eta
-        assert opened.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-summed:]), rel=1e-12)
+        assert opened.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-window:]), rel=1e-12)
         np.testing.assert_allclose(run.theta, before - eta * numpy_of(run.server.aggregate), atol=1e-14)
         moves.append(float(((run.theta - before) ** 2).sum()))
         reference.step()
