@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from lasg.core.ledger import Ledger
     from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
     from lasg.core.rules import RULES, Record, Rule
-    from lasg.core.server import Diverged, Laziness, Server
+    from lasg.core.server import Laziness, Server
     from lasg.core.workers import Workers
     from lasg.engines.simulation import Round, Simulation
-    from lasg.errors import LasgError
+    from lasg.errors import Diverged, LasgError
     from lasg.experiments.build import problem, simulation
     from lasg.experiments.spec import Spec
     from lasg.experiments.tasks import TASKS, task
@@ -31,10 +31,10 @@ _HOMES = {
     "core.ledger": ("Ledger",),
     "core.optimizers": ("ClosedFormSGD", "Constant", "Decreasing", "TorchOptimizer"),
     "core.rules": ("RULES", "Record", "Rule"),
-    "core.server": ("Diverged", "Laziness", "Server"),
+    "core.server": ("Laziness", "Server"),
     "core.workers": ("Workers",),
     "engines.simulation": ("Round", "Simulation"),
-    "errors": ("LasgError",),
+    "errors": ("Diverged", "LasgError"),
     "experiments.build": ("problem", "simulation"),
     "experiments.spec": ("Spec",),
     "experiments.tasks": ("TASKS", "task"),

@@ -43,10 +43,11 @@ def demo(
         for seed in range(seeds)
         for name in ALGORITHMS
     ]
+    _check_plot(out_dir / "demo.png")
     runs = run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
-    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} (mean of {seeds} seeds)"
+    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({show.seeds_of(seeds)})"
     _print_comparison(runs, DEMO_TARGET, title, json)
-    path = _plot(runs, out_dir / "demo.png", title.replace(":", "\n", 1).split("\n")[0])
+    path = _plot(runs, out_dir / "demo.png", f"digits, 10 workers with uneven shards, {show.seeds_of(seeds)}")
     if not json:
         out.print(f"Plot: {path}. Runs: {out_dir}/. More: lasg compare --help", highlight=False, soft_wrap=True)
 
@@ -56,7 +57,7 @@ def run(
     algorithm: Annotated[
         str | None, typer.Option("-a", "--algorithm", help="One algorithm (lasg list algorithms).")
     ] = None,
-    setting: options.Setting = "heterogeneous",
+    setting: options.OptionalSetting = None,
     seed: Annotated[int | None, typer.Option(help="The seed.", min=0)] = None,
     changes: options.Changes = [],  # noqa: B006
     until: options.Until = [],  # noqa: B006
@@ -73,16 +74,18 @@ def run(
     _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
 
 
-def _spec_of(what: str, algorithm: str | None, setting: str, seed: int | None, changes: dict[str, Any]) -> Spec:
+def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
     """Read a spec file or take a task's defaults, with the changes of the command line."""
     path = Path(what)
     if path.suffix == ".toml" or path.is_file():
+        if setting is not None:
+            raise LasgError("a spec file has its own partition: leave --setting out, or --set partition=homogeneous")
         given = {"algorithm": algorithm, "seed": seed}
-        return specs.read(path).but(**{k: v for k, v in given.items() if v is not None}, **changes)
+        return specs.read(path).but(**{**{k: v for k, v in given.items() if v is not None}, **changes})
     named = task_named(what)
     if algorithm is None:
         raise LasgError(f"name an algorithm for the task {what}: -a lasg-wk2 (lasg list algorithms)")
-    return named.spec(algorithm, setting=setting, seed=seed or 0, **changes)
+    return named.changed(algorithm, setting or "heterogeneous", seed or 0, changes)
 
 
 def resume(
@@ -117,16 +120,18 @@ def compare(
     chosen = task_named(task)
     values = options.split_pairs(changes, "--set")
     found = [
-        options.limited(chosen.spec(name, setting=setting, seed=seed, **values), until)
+        options.limited(chosen.changed(name, setting, seed, values), until)
         for seed in range(first_seed, first_seed + seeds)
         for name in options.split_algorithms(algorithms)
     ]
     target = found[0].until.get("loss")
+    if plot:
+        _check_plot(plot)
     runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
-    _print_comparison(runs, target, f"{task}, {setting}, {goal} (mean of {seeds} seeds)", json)
+    _print_comparison(runs, target, f"{task}, {setting}, {goal} ({show.seeds_of(seeds)})", json)
     if plot:
         path = _plot(runs, plot, f"{task}, {setting}")
         if not json:
@@ -153,7 +158,7 @@ def tune(
 ) -> None:
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
     base = options.limited(
-        task_named(task).spec(algorithm, setting=setting, **options.split_pairs(changes, "--set")), until
+        task_named(task).changed(algorithm, setting, first_seed, options.split_pairs(changes, "--set")), until
     )
     tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
@@ -164,9 +169,9 @@ def tune(
     groups = [(values, [runs[i * seeds + s] for s in range(seeds)]) for i, (values, _) in enumerate(tried)]
     ranked = tuning.rank(groups, base.until.get("loss"))
     if json:
-        print_json([{**point.values, **point.summary.to_dict()} for point in ranked])
+        print_json([{"settings": dict(point.values), **point.summary.to_dict()} for point in ranked])
         return
-    table = new_table(f"{algorithm} on {task}, {setting}, best first")
+    table = new_table()
     for column in (*ranked[0].values, "loss", "uploads", "bits up"):
         table.add_column(column, justify="right")
     for point in ranked:
@@ -174,7 +179,7 @@ def tune(
         spent = [show.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
         loss = "diverged" if row.diverged else show.plus_minus(row.loss)
         table.add_row(*(str(value) for value in point.values.values()), loss, *spent)
-    out.print(table)
+    out.print(show.titled(f"{algorithm} on {task}, {setting}, best first", table))
     best = " ".join(f"--set {key}={value}" for key, value in ranked[0].values.items())
     out.print(f"Best: {best}", highlight=False, soft_wrap=True)
 
@@ -200,6 +205,12 @@ def _print_run(found: Run, json: bool) -> None:
     if found.status == "diverged":
         err.print(f"lasg: {found.meta['message']}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
+
+
+def _check_plot(path: Path) -> None:
+    from lasg.report import plots
+
+    plots.check(path)
 
 
 def _plot(runs: list[Run], path: Path, title: str) -> Path:

@@ -45,6 +45,9 @@ def _root(
     """Hold the options that stand before any command."""
 
 
+STOPPED = "stopped. Runs under way can be continued: lasg resume RUN"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 done, 1 the run failed, 2 the input was wrong, 130 stopped."""
     try:
@@ -54,9 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageProblem as error:
         return _fail(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped. Runs under way can be continued: lasg resume RUN", 130)
+        return _fail(STOPPED, 130)
     except BrokenPipeError:
         return 1
+    if result == 130:  # what typer makes of Ctrl-C
+        return _fail(STOPPED, 130)
     return result if isinstance(result, int) else 0
 
 

@@ -25,6 +25,10 @@ Setting = Annotated[
     str,
     typer.Option(help="How samples are dealt: homogeneous, or heterogeneous (sorted by label, uneven shards)."),
 ]
+OptionalSetting = Annotated[
+    str | None,
+    typer.Option("--setting", help="How samples are dealt: homogeneous, or heterogeneous (the default)."),
+]
 Changes = Annotated[
     list[str],
     typer.Option("--set", help="Change a setting of the task, such as eta=0.05; may be repeated.", metavar="KEY=VALUE"),

@@ -10,7 +10,7 @@ import typer
 
 from lasg.cli import options
 from lasg.cli.running import RUNS, run_all
-from lasg.cli.show import new_table, out, print_json
+from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.experiments import paper as papers
 from lasg.experiments import pool
@@ -50,6 +50,8 @@ def paper(
     elif what == "toy":
         _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
     elif what == "gradients":
+        if tasks not in ([], ["covtype-lr"]):
+            raise LasgError(f"gradients is about covtype-lr only, got --task {tasks[0]}")
         listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
         rows = papers.gradient_rows(run_all(listed, out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir))
         _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
@@ -98,19 +100,19 @@ def _print_table(
         group = [result for result in found if result.cell.task == name_]
         cell = group[0].cell
         title = f"{name_}, {cell.setting}, loss after {cell.budget:,} {cell.budget_kind} ({len(seeds)} seeds)"
-        table = new_table(title)
+        table = new_table()
         for column in ("algorithm", "ours", "spread", "paper", "deviation"):
             table.add_column(column, justify="left" if column == "algorithm" else "right")
         for result in group:
-            off = f"{100 * (result.deviation or 0):+.1f} %"
+            loss, off = papers.printed_and_off(result)
             table.add_row(
                 result.cell.algorithm,
                 f"{result.ours.mean:.4f}",
                 f"{result.ours.std:.4f}",
-                f"{result.cell.loss:.4f}",
+                loss,
                 off,
             )
-        out.print(table)
+        out.print(titled(title, table))
     for line in verdict.sentences():
         out.print(line, highlight=False)
     out.print(f"Wrote {results / name}.csv and .md", highlight=False, soft_wrap=True)

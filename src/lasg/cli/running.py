@@ -46,7 +46,7 @@ def fetching() -> Iterator[Told]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=show.err, transient=True) as bars:
+    with Progress(*columns, console=show.err, transient=True, disable=not show.err.is_terminal) as bars:
         tasks = {}
 
         def told(what: str, done: int, total: int | None) -> None:

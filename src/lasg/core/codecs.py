@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg.core.arrays import Array, bits_per_entry, cast, float64, host, namespace
-from lasg.errors import LasgError
+from lasg.errors import Diverged, LasgError
 
 # Gives uniform numbers in [0, 1), one an entry of the rows, drawn only if a codec asks for them.
 Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
@@ -140,7 +140,7 @@ class QSGD:
         with np.errstate(over="ignore"):  # the check below says it better
             norms = norms.astype(np.float32) if xp is np else norms.float()
         if not bool(xp.isfinite(norms).all()):
-            raise LasgError("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
+            raise Diverged("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
         safe = float64(norms)
         safe = xp.where(safe > 0, safe, xp.ones_like(safe))
         draws = self._split(cast(noise(), safe))

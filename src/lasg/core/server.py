@@ -16,14 +16,10 @@ import numpy as np
 from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, sq, zeros
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
-from lasg.errors import LasgError
+from lasg.errors import Diverged, LasgError
 
 if TYPE_CHECKING:
     from lasg.core.optimizers import Optimizer
-
-
-class Diverged(LasgError):  # noqa: N818
-    """The model left the finite numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

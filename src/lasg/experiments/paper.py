@@ -124,7 +124,7 @@ class Verdict:
 
 def judge(found: Sequence[Result]) -> Verdict:
     """Compare a table with the printed one."""
-    sizes = {result.cell: abs(result.deviation or 0.0) for result in found}
+    sizes = {result.cell: abs(result.deviation) for result in found if result.deviation is not None}
     within = {n: sum(size <= n / 100 for size in sizes.values()) for n in (5, 10, 15)}
     rows: dict[str, list[Result]] = defaultdict(list)
     for result in found:
@@ -167,10 +167,16 @@ def to_markdown(found: Sequence[Result]) -> str:
         for result in row:
             ours = f"{result.ours.mean:.4f}"
             ours = f"**{ours}**" if result.ours.mean == best else ours
-            printed_, off = f"{result.cell.loss:.4f}", f"{100 * (result.deviation or 0):+.1f} %"
+            printed_, off = printed_and_off(result)
             lines.append(f"| {result.cell.algorithm} | {ours} | {result.ours.std:.4f} | {printed_} | {off} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def printed_and_off(result: Result) -> tuple[str, str]:
+    """Return the paper's number and our deviation as text; - where the paper left the cell empty."""
+    loss, deviation = result.cell.loss, result.deviation
+    return "-" if loss is None else f"{loss:.4f}", "-" if deviation is None else f"{100 * deviation:+.1f} %"
 
 
 def _unit(cell: Cell) -> str:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from lasg.core.ledger import Ledger
-from lasg.core.server import Diverged
 from lasg.engines.simulation import Simulation
-from lasg.errors import LasgError
+from lasg.errors import Diverged, LasgError
 from lasg.experiments import build, store
 from lasg.experiments.files import sweep
 from lasg.experiments.spec import Spec
@@ -126,7 +126,7 @@ class Job:
 
 def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
     """Run a spec from the start and store it in `folder`."""
-    with threadpool_limits(1):
+    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
         job = Job.of(spec, data_dir)
         meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
         return _finish(job, folder, meta, report)
@@ -136,8 +136,8 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     stored = store.read(folder)
     if stored.status != "running":
-        return stored
-    with threadpool_limits(1):
+        return _mended(stored)
+    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
         job = Job.of(stored.spec, data_dir)
         found = build.dataset(stored.spec.data, data_dir).sha256
         if found != stored.meta["data_sha256"]:
@@ -146,6 +146,18 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
         if state is not None:
             job.restore(state)
         return _finish(job, folder, stored.meta, report)
+
+
+def _mended(stored: Run) -> Run:
+    """Return an ended run, its trace written anew from the checkpoint if it cannot be read."""
+    try:
+        stored.trace["loss"]
+    except LasgError:
+        state = store.read_checkpoint(stored.folder)
+        if state is None:
+            raise
+        store.write_trace(stored.folder, state["trace"])
+    return stored
 
 
 def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:

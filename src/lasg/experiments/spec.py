@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import tomllib
@@ -86,6 +87,8 @@ class Spec:
     """Workers whose tau and sides of the rule are kept for every round; absent: the first three."""
 
     def __post_init__(self) -> None:
+        for name, hint in _hints().items():
+            object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
         algorithm(self.algorithm)
         Constant(self.eta)
         Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start)
@@ -95,12 +98,14 @@ class Spec:
                 raise LasgError(f"{name} must be an integer >= {least}, got {getattr(self, name)!r}")
         if not 0 < self.batch <= 1:
             raise LasgError(f"batch must be a share of the shard in (0, 1], got {self.batch!r}")
-        if not self.lam >= 0:
-            raise LasgError(f"lam must be >= 0, got {self.lam!r}")
+        if not 0 <= self.lam < float("inf"):
+            raise LasgError(f"lam must be >= 0 and finite, got {self.lam!r}")
         if isinstance(self.evaluate, int) and self.evaluate < 1:
             raise LasgError(f"evaluate must be a number of rounds >= 1 or 'geometric', got {self.evaluate!r}")
         for kind, value in self.until.items():
             check_budget(kind, value)
+        if "iterations" in self.until:
+            raise LasgError("iterations is a key of its own, not one of until")
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
@@ -150,13 +155,15 @@ def with_budget(spec: Spec, kind: str, value: float) -> Spec:
     """Return the spec with one more end; `iterations` is the cap itself."""
     check_budget(kind, value)
     if kind == "iterations":
+        if value != int(value):
+            raise LasgError(f"the budget iterations must be a whole number, got {value!r}")
         return replace(spec, iterations=int(value))
     return replace(spec, until={**spec.until, kind: value})
 
 
 def from_dict(values: Mapping[str, Any]) -> Spec:
     """Build a spec from TOML values; unknown or ill-typed keys are errors that list what is valid."""
-    hints = get_type_hints(Spec)
+    hints = _hints()
     unknown = [key for key in values if key not in hints]
     if unknown:
         close = difflib.get_close_matches(unknown[0], hints, 1)
@@ -165,7 +172,12 @@ def from_dict(values: Mapping[str, Any]) -> Spec:
     missing = [key for key in ("task", "algorithm", "data") if key not in values]
     if missing:
         raise LasgError(f"a run needs the key {missing[0]!r}. Valid keys: {', '.join(hints)}")
-    return Spec(**{key: _typed(key, hints[key], value) for key, value in values.items()})
+    return Spec(**values)
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Spec)
 
 
 def from_toml(text: str) -> Spec:
@@ -205,7 +217,7 @@ def _typed(key: str, hint: Any, value: Any) -> Any:
         if origin is tuple and isinstance(value, list | tuple) and all(_is_int(v) for v in value):
             return tuple(value)
         if origin is Mapping and isinstance(value, Mapping):
-            return dict(value)
+            return _plain(value)
         if option is float and (_is_int(value) or isinstance(value, float)):
             return float(value)
         if option is int and _is_int(value):
@@ -214,6 +226,13 @@ def _typed(key: str, hint: Any, value: Any) -> Any:
             return value
     wanted = " or ".join(_describe(option) for option in _options(hint) if option is not type(None))
     raise LasgError(f"{key} must be {wanted}, got {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Return nested values as TOML gives them back: lists for tuples."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _is_int(value: Any) -> bool:

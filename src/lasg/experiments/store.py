@@ -10,6 +10,7 @@ import io
 import json
 import platform
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ class Run:
         """The trace's arrays by name."""
         path = self.folder / TRACE
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
 
     @property
@@ -68,7 +69,11 @@ def read(folder: Path) -> Run:
         raise LasgError(f"cannot read {path}: {error}") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
-        raise LasgError(f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}")
+        raise LasgError(
+            f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
+        )
+    if meta.get("status") not in {"running", "done", "diverged"} or not {"versions", "data_sha256"} <= set(meta):
+        raise LasgError(f"cannot read {path}: it lacks status, versions or data_sha256")
     return Run(folder, specs.read(folder / SPEC), meta)
 
 
@@ -83,8 +88,11 @@ def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
         "data_sha256": data_sha256,
         "versions": versions(),
     }
-    for leftover in (META, TRACE, CHECKPOINT):
-        (folder / leftover).unlink(missing_ok=True)
+    try:
+        for leftover in (META, TRACE, CHECKPOINT):
+            (folder / leftover).unlink(missing_ok=True)
+    except OSError as error:
+        raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
     return meta
@@ -149,11 +157,13 @@ def _plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [_plant(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
     if isinstance(node, np.ndarray):
-        arrays[path] = np.asarray(node, order="C")
-        return {"array": path}
+        name = f"{len(arrays)}{path}"  # the number tells {1: x} from {"1": x}
+        arrays[name] = np.asarray(node, order="C")
+        return {"array": name}
     if hasattr(node, "detach"):
-        arrays[path] = np.asarray(node.detach().cpu().numpy(), order="C")
-        return {"tensor": path}
+        name = f"{len(arrays)}{path}"
+        arrays[name] = np.asarray(node.detach().cpu().numpy(), order="C")
+        return {"tensor": name}
     if node is None or isinstance(node, bool | int | float | str):
         return {"value": node}
     raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")

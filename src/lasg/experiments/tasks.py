@@ -24,6 +24,10 @@ class Task:
 
     def spec(self, algorithm: str, *, setting: str = "heterogeneous", seed: int = 0, **changes: Any) -> Spec:
         """Return the spec of one run; `changes` replace the task's defaults."""
+        return self.changed(algorithm, setting, seed, changes)
+
+    def changed(self, algorithm: str, setting: str, seed: int, changes: Mapping[str, Any]) -> Spec:
+        """As `spec`, with changes from outside, whose keys may be anything."""
         if setting not in SETTINGS:
             raise LasgError(f"unknown setting {setting!r}: homogeneous or heterogeneous")
         values = {"task": self.name, "algorithm": algorithm, "seed": seed, "partition": SETTINGS[setting]}
@@ -37,7 +41,7 @@ _ROWS = (
         {
             "data": "digits",
             "batch": 0.1,
-            "eta": 0.2,
+            "eta": 0.5,
             "D": 50,
             "H": 5,
             "bits": 8,
@@ -51,7 +55,7 @@ _ROWS = (
         {
             "data": "breast-cancer",
             "batch": 0.1,
-            "eta": 0.1,
+            "eta": 2.0,
             "H": 10,
             "bits": 4,
             "iterations": 3000,

@@ -57,6 +57,8 @@ def points(
 ) -> list[tuple[dict[str, Any], list[Spec]]]:
     """Return every point of the grid with its specs, one a seed."""
     found = []
+    if "seed" in grid:
+        raise LasgError("seed is no setting to tune: every point runs with the seeds of --seeds and --first-seed")
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         found.append((chosen, [base.but(**chosen, seed=seed) for seed in seeds]))

@@ -33,13 +33,23 @@ def style(name: str) -> dict[str, Any]:
     return {"color": colour, "linestyle": "--" if known.quantised else "-"}
 
 
-def comparison(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Draw loss against uploads and against upload bits, one curve an algorithm (mean over seeds)."""
+def check(path: Path) -> None:
+    """Say before the work is done what would stop the picture after it."""
     try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FormatStrFormatter, LogFormatter
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise missing_extra("matplotlib", "plot") from None
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(kinds)}")
+
+
+def comparison(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Draw loss against uploads and against upload bits, one curve an algorithm (mean over seeds)."""
+    check(path)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     groups: dict[str, list[Run]] = {}
@@ -51,8 +61,9 @@ def comparison(runs: Sequence[Run], path: Path, title: str) -> None:
             axis.plot(x, y, label=name, linewidth=1.6, **style(name))
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel(label)
         axis.grid(True, which="both", color="#dddddd", linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,104 @@
+"""The command as a user meets it: a process that can be stopped, piped and run many at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lasg.experiments import store
+
+from .conftest import Lasg, environment, said, spawn
+
+LONG = [
+    "compare",
+    "breast-cancer",
+    "-a",
+    "sgd,lasg-wk2",
+    "--seeds",
+    "2",
+    "--until",
+    "iterations=20000",
+    "--out",
+    "runs",
+]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lasg", *arguments]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def wait_for_a_run(process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        if list(Path("runs").glob("*/meta.json")) or process.poll() is not None:
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_ends_a_comparison_with_one_line_and_runs_that_can_be_continued(lasg: Lasg, jobs: str) -> None:
+    process = start(*LONG, "-j", jobs)
+    try:
+        wait_for_a_run(process)
+        time.sleep(0.3)
+        assert process.poll() is None, process.communicate()
+        # A terminal sends it to every process of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130
+    assert not out
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("lasg: ")
+    assert "lasg resume" in lines[0]
+    stopped = [folder for folder in Path("runs").iterdir() if store.read(folder).status == "running"]
+    assert stopped
+    done = lasg("resume", stopped[0], "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["status"] == "done"
+
+
+def test_the_entry_point_exits_with_the_code_and_prints_results_alone_on_stdout() -> None:
+    done = spawn("run", "breast-cancer", "-a", "lasg-wk2", "--until", "iterations=5", "--out", "runs", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["rounds"] == 5
+    assert not done.err.strip()
+    wrong = spawn("run", "nonsense", "-a", "sgd")
+    assert wrong.code == 2
+    assert "unknown task" in said(wrong)
+
+
+def test_a_reader_that_goes_away_is_no_accident() -> None:
+    process = start("list", "tasks", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=30) in {0, 1}
+    assert not err, err
+
+
+def test_a_comparison_in_processes_is_the_comparison_in_one(lasg: Lasg) -> None:
+    call = ["compare", "breast-cancer", "-a", "sgd,laqsg-wk2", "--seeds", "2", "--until", "iterations=30", "--json"]
+    many = spawn(*call, "-j", 2, "--out", "many")
+    one = lasg(*call, "-j", 1, "--out", "one")
+    assert many.code == one.code == 0
+    assert json.loads(many.out) == json.loads(one.out)
+    assert not many.err.strip()

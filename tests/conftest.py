@@ -1,0 +1,33 @@
+"""Every test has its own cache: the user's is neither read nor written."""
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+"""The paper and the real data lie beside the project."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Share one cache among the tests of a pytest process, so that real data are prepared once."""
+    folder = tmp_path_factory.getbasetemp() / "lasg-cache"
+    monkeypatch.setenv("LASG_CACHE", str(folder))
+    monkeypatch.delenv("LASG_DATA", raising=False)
+    return folder
+
+
+@pytest.fixture
+def real_data() -> Path:
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the real data files are not in {folder}")
+    return folder
+
+
+@pytest.fixture
+def paper_tables() -> Path:
+    path = SHARED / "paper" / "tables.csv"
+    if not path.is_file():
+        pytest.skip(f"the paper's tables are not at {path}")
+    return path
