@@ -14,8 +14,8 @@ from lasg.core.codecs import QSGD, Dense
 from lasg.core.iterates import Iterates
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import PS, RULES, WK1, Record, Rule, lag, ps, smoothness_estimate, wk1, wk2
-from lasg.core.server import Diverged, Laziness, Server
-from lasg.errors import LasgError
+from lasg.core.server import Laziness, Server
+from lasg.errors import Diverged, LasgError
 from tests.core.toy import KINDS, LAZY, M, P, Run, as_kind, numpy_of
 
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -100,7 +100,7 @@ class Workers:
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
             return Reply(uploaded, None, 0, 0, evaluations, left, None)
-        innovation, bits = self._upload(opened.k, now.grad, uploaded, rows)
+        innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads, rows)
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         self._remember(now, uploaded)
         return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates)
@@ -139,16 +139,16 @@ class Workers:
             total = [so_far + grad for so_far, grad in zip(total, found, strict=True)]
         return total
 
-    def _upload(self, k: int, grad: Array, uploaded: Mask, rows: IntArray | None) -> tuple[Array, int]:
+    def _upload(self, k: int, grad: Array, uploaded: Mask, uploads: int, rows: IntArray | None) -> tuple[Array, int]:
         """Send the uploaders' contributions; return the sum of their innovations, and the bits."""
-        senders = np.flatnonzero(uploaded)
-        sent = grad if len(senders) == len(grad) else grad[senders if rows is None else uploaded[rows]]
+        senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
+        sent = grad if uploads == len(grad) else grad[senders if rows is None else uploaded[rows]]
         decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, sent.shape[-1]))
-        innovation = float64(decoded).sum(0) - float64(self.contributed[senders]).sum(0)
+        innovation = (float64(decoded) - self.contributed[senders]).sum(0)
         self.contributed[senders] = decoded
         return innovation, bits
 
-    def _noise(self, k: int, senders: IntArray, p: int) -> npt.NDArray[np.float64]:
+    def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
         """Return uniform numbers for each sender and entry, a function of (seed, worker, round)."""
         key = counter.keys(self.seed, counter.QUANTISER, self.ids[senders], k)[0]
         return counter.uniforms(key, p)

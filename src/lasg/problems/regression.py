@@ -21,6 +21,8 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 # Rows of the full data set that are multiplied at once when the loss is computed.
 CHUNK = 65_536
+# Up to so many draws a round everybody's are drawn, even if only some workers are asked.
+FEW = 4_096
 
 
 class Regression:
@@ -68,6 +70,7 @@ class Regression:
         self._l2 = lam / self.workers
         self._tile_length = best_length(self.batch, features.shape[1])
         self._tiles = self._tile(np.arange(self.workers))
+        self._few = self._tiles.scale.size <= FEW
         self._buffer = np.empty((self._tiles.scale.size, features.shape[1]), self.dtype)
 
     # -- gradients ---------------------------------------------------------------------------------------
@@ -76,6 +79,9 @@ class Regression:
         """Return the contributions of the chosen workers at each point, all on one minibatch a worker."""
         if rows is None:
             flat, tiles = self.batches.everybody(iteration), self._tiles
+        elif self._few and (rows[1:] > rows[:-1]).all():
+            # The draws are the same; a block of everybody's, picked from, is quicker than a draw for a few.
+            flat, tiles = self.batches.everybody(iteration), self._tiles.only(rows)
         else:
             flat, tiles = self.batches.of(iteration, rows), self._tile(rows)
         if tiles.source is not None:
@@ -95,22 +101,25 @@ class Regression:
         return results
 
     def _tile(self, rows: IntArray) -> Tiles:
-        return Tiles.of(self.batch[rows], self.weights[rows], self._tile_length, self.dtype)
+        # The 1/2 is the one of (tanh(z / 2) - 1) / 2.
+        weights = 0.5 * self.weights[rows] if self.binary else self.weights[rows]
+        return Tiles.of(self.batch[rows], weights, self._tile_length, self.dtype)
 
     def _binary(
         self, x: FloatArray, stacked: FloatArray, points: Sequence[FloatArray], scale: FloatArray
     ) -> FloatArray:
         """Return sum_i scale_i * grad log(1 + exp(-z_i)) at each point, with z_i = y_i x_i . theta."""
         z = np.empty((len(points), *scale.shape), self.dtype)
-        for half, point in zip(z, points, strict=True):
+        for of_point, point in zip(z, points, strict=True):
             if point.ndim == 1:
-                np.matmul(x, 0.5 * point, out=half.reshape(-1))
+                np.matmul(x, point, out=of_point.reshape(-1))
             else:
-                np.matvec(stacked, 0.5 * point, out=half)
-        # -sigmoid(-z) = (tanh(z / 2) - 1) / 2 cannot overflow, and tanh is quicker than exp.
+                np.matvec(stacked, point, out=of_point)
+        # -sigmoid(-z) = (tanh(z / 2) - 1) / 2 cannot overflow, and tanh is quicker than exp; scale has the last 1/2.
+        z *= 0.5
         np.tanh(z, out=z)
         z -= 1
-        z *= 0.5 * scale
+        z *= scale
         return cast("FloatArray", np.vecmat(z, stacked))
 
     def _softmax(

@@ -33,9 +33,9 @@ class Tiles:
     """Workers' minibatches, laid out one after another, as rows of equal length."""
 
     scale: FloatArray
-    """`(tiles, length)`: n_m / (N b_m), the weight of each sample; 0 where a tile is padded."""
+    """`(tiles, length)`: weight of the worker / b_m, for each sample; 0 where a tile is padded."""
     source: IntArray | None
-    """Where each entry of a tile stands in the flat layout; None: where it is."""
+    """Where each entry of a tile stands in the flat layout, one after another; None: where it is."""
     owner: IntArray | None
     """The worker of each tile; None: one tile a worker."""
     first: IntArray
@@ -45,7 +45,7 @@ class Tiles:
 
     @classmethod
     def of(cls, batch: IntArray, weights: FloatArray, length: int, dtype: npt.DTypeLike) -> Tiles:
-        """Plan the tiles of workers with these minibatch sizes and weights n_m / N."""
+        """Plan the tiles of workers with these minibatch sizes and weights."""
         tiles = -(-batch // length)
         first = np.cumsum(tiles) - tiles
         owner = np.repeat(np.arange(len(batch)), tiles)
@@ -57,9 +57,22 @@ class Tiles:
         source = None if whole else (start + np.minimum(place, batch[owner][:, None] - 1)).ravel()
         if len(owner) == len(batch):
             return cls(scale, source, None, first, None)
-        small = len(batch) * len(owner) <= SMALL
-        summing = (np.arange(len(batch))[:, None] == owner).astype(dtype) if small else None
-        return cls(scale, source, owner, first, summing)
+        return cls(scale, source, owner, first, _summing(len(batch), owner, dtype))
+
+    def only(self, rows: IntArray) -> Tiles:
+        """Return the tiles of the workers at `rows`, which ascend; `source` still refers to the whole flat layout."""
+        if self.owner is None:
+            tile, owner = rows, None
+        else:
+            tile = np.flatnonzero(np.isin(self.owner, rows, kind="table"))
+            owner = rows.searchsorted(self.owner[tile])
+        count, length = self.scale.shape
+        places = np.arange(count * length) if self.source is None else self.source
+        source = places.reshape(count, length)[tile].ravel()
+        if owner is None or len(owner) == len(rows):
+            return Tiles(self.scale[tile], source, None, rows, None)
+        first = owner.searchsorted(np.arange(len(rows)))
+        return Tiles(self.scale[tile], source, owner, first, _summing(len(rows), owner, self.scale.dtype))
 
     def spread(self, point: FloatArray) -> FloatArray:
         """Return a point a tile, from a point a worker; one point for all stays as it is."""
@@ -74,3 +87,10 @@ class Tiles:
         if self.summing is not None:
             return self.summing @ partial
         return np.add.reduceat(partial, self.first, axis=-2)
+
+
+def _summing(workers: int, owner: IntArray, dtype: npt.DTypeLike) -> FloatArray | None:
+    if workers * len(owner) > SMALL:
+        return None
+    ones: FloatArray = (np.arange(workers)[:, None] == owner).astype(dtype)
+    return ones
