@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import typer
 
@@ -40,13 +39,9 @@ def tasks(json: options.Json = False) -> None:
         out.print(f"  {name}: {task.summary}", highlight=False)
     shown = set(SHOWN) | {"task", "algorithm", "data", "seed", "partition"}
     others = {f.name: getattr(specs["digits"], f.name) for f in fields(specs["digits"]) if f.name not in shown}
-    rest = ", ".join(f"{key}={_shown(value)}" for key, value in others.items() if value not in (None, {}))
+    rest = ", ".join(f"{key}={value}" for key, value in others.items() if value not in (None, {}))
     out.print(f"\nFor all: partition=sorted (heterogeneous) or homogeneous, {rest}.", highlight=False)
     out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.", highlight=False)
-
-
-def _shown(value: Any) -> str:
-    return str(value)
 
 
 @app.command()

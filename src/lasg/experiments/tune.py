@@ -20,6 +20,7 @@ class Tried:
 
     values: Mapping[str, Any]
     summary: Summary
+    target: float | None = None
 
     @property
     def score(self) -> tuple[bool, float]:
@@ -31,8 +32,6 @@ class Tried:
                 return (False, self.summary.counts["uploads"].mean)
             return (True, self.summary.loss.mean)
         return (False, self.summary.loss.mean)
-
-    target: float | None = None
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
