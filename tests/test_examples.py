@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from lasg.experiments.runner import run
+from lasg.experiments.spec import Spec, read
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
@@ -20,3 +24,16 @@ def test_an_example_has_under_25_lines_and_saves_uploads(path: Path) -> None:
 
 def test_there_is_an_example_of_a_rule_and_of_a_codec() -> None:
     assert {path.stem for path in EXAMPLES} >= {"own_rule", "own_codec"}
+
+
+def test_every_key_of_a_spec_is_documented() -> None:
+    documented = (EXAMPLES[0].parents[1] / "docs" / "spec.md").read_text()
+    keys = [field.name for field in fields(Spec)]
+    assert [key for key in keys if f"\n| `{key}` |" not in documented] == []
+
+
+def test_the_example_spec_runs(tmp_path: Path) -> None:
+    spec = read(EXAMPLES[0].parent / "spec.toml").but(iterations=20)
+    done = run(spec, tmp_path)
+    assert done.status == "done"
+    assert done.trace["loss"][-1] < done.trace["loss"][0]
