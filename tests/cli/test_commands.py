@@ -334,9 +334,9 @@ def test_table1_of_mnist_is_within_15_per_cent_of_the_paper(lasg: Lasg, real_dat
     text = fine(lasg(*call))
     assert "mnist-lr, heterogeneous, loss after 1,000 uploads" in text
     assert "12 cells:" in text
-    with Path("results/table1-mnist-lr.csv").open(newline="") as file:
+    with Path("lasg-paper/table1-mnist-lr.csv").open(newline="") as file:
         assert [row["algorithm"] for row in csv.DictReader(file)] == list(ALGORITHMS)
-    markdown = Path("results/table1-mnist-lr.md").read_text()
+    markdown = Path("lasg-paper/table1-mnist-lr.md").read_text()
     assert "lasg paper table1 --seeds 1 --first-seed 0 --task mnist-lr" in markdown
 
 
@@ -346,7 +346,7 @@ def test_the_toy_figure_as_json_is_one_document(lasg: Lasg) -> None:
     assert {"iteration", "lag-wk c=0.4", "lag-wk c=4", "lasg-wk2 c=0.1"} <= set(rows[0])
     assert rows[0]["iteration"] == 0
     assert {row["task"] for row in rows} == {"breast-cancer", "digits"}
-    assert list(Path("results").glob("toy*.csv"))
+    assert list(Path("lasg-paper").glob("toy*.csv"))
 
 
 # -- demo, as a user calls it --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ def refused(done: Done) -> str:
     assert done.code == 2
     assert not done.out
     assert not OUT.exists()
-    assert not Path("results").exists()
+    assert not Path("lasg-paper").exists()
     return line
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from lasg.errors import LasgError
 from lasg.experiments import build, pool, runner, store
+from lasg.experiments.files import locked
 from lasg.experiments.runner import Job, Status, run, run_or_read
 from lasg.experiments.spec import BUDGETS, Spec
 from lasg.experiments.store import Run
+from lasg.experiments.tasks import task
 
 from .made import same_bytes, small
 
@@ -185,9 +187,56 @@ def test_fresh_runs_again_with_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_is_not_run_again(tmp_path: Path) -> None:
-    run = store.begin(tmp_path / small("sgd").label, small("sgd"), "0" * 64)
-    store.write_meta(tmp_path / small("sgd").label, {**run, "status": "diverged", "message": "m"})
-    assert run_or_read(small("sgd"), tmp_path).status == "diverged"
+    spec = small("sgd")
+    run = store.begin(tmp_path / spec.label, spec, build.dataset(spec.data, None).sha256)
+    store.write_meta(tmp_path / spec.label, {**run, "status": "diverged", "message": "m"})
+    assert run_or_read(spec, tmp_path).status == "diverged"
+
+
+def test_a_stored_run_on_other_data_is_run_again(tmp_path: Path) -> None:
+    """A LIBSVM file may change under its name: the old numbers must not be shown for the new file."""
+    lines = [f"{i % 2} 1:{i % 2} 2:{(i * 7) % 10 / 10}" for i in range(60)]
+    file = tmp_path / "mine.svm"
+    losses = []
+    for text in ("\n".join(lines), "\n".join(reversed(lines[:40]))):
+        file.write_text(text + "\n")
+        build.dataset.cache_clear()
+        build._problem.cache_clear()
+        spec = task(f"libsvm:{file}").spec("sgd", workers=2, batch=0.5, iterations=20)
+        losses.append(run_or_read(spec, tmp_path / "runs").trace["loss"][-1])
+    assert losses[0] != losses[1]
+
+
+def test_two_writers_of_one_run_are_told_apart(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(LasgError, match="another process is writing"):
+        run(small("sgd"), tmp_path)
+
+
+def test_a_run_whose_schedule_ends_too_early_leaves_nothing(tmp_path: Path) -> None:
+    options = {"max_lr": 0.1, "total_steps": 3}
+    spec = small("sgd").but(optimizer="SGD", schedule="OneCycleLR", schedule_options=options, iterations=9)
+    with pytest.raises(LasgError, match="schedule cannot go on"):
+        run(spec, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "schedule", "more"),
+    [
+        ("Adam", {"betas": [0.9]}, "constant", {}),
+        ("Adam", {"capturable": True}, "constant", {}),
+        ("SGD", {}, "StepLR", {"step_size": 0}),
+        ("SGD", {}, "StepLR", {"step_size": "a"}),
+        ("sgd", {}, "constant", {"gamma": 2}),
+    ],
+)
+def test_options_that_torch_refuses_late_are_refused_before_anything_is_written(
+    tmp_path: Path, optimizer: str, given: dict[str, Any], schedule: str, more: dict[str, Any]
+) -> None:
+    changes = {"optimizer": optimizer, "optimizer_options": given, "schedule": schedule, "schedule_options": more}
+    with pytest.raises(LasgError, match="options"):
+        run(small("sgd").but(**changes), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def interrupt(spec: Spec, folder: Path, rounds: int) -> None:

@@ -18,6 +18,7 @@ from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
+from lasg.experiments.tasks import TASKS
 from lasg.experiments.tasks import task as task_named
 
 DEMO_TARGET = 0.2
@@ -69,15 +70,15 @@ def run(
 ) -> None:
     """Run one spec, or one algorithm on a task, and store it."""
     options.check_engine(engine)
-    spec = _spec_of(what, algorithm, setting, seed, options.split_pairs(changes, "--set"))
-    spec = options.limited(spec, until)
+    values = options.read_changes(changes)
+    spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
     _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
 
 
 def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
     """Read a spec file or take a task's defaults, with the changes of the command line."""
     path = Path(what)
-    if path.suffix == ".toml" or path.is_file():
+    if what not in TASKS and (path.suffix == ".toml" or path.is_file()):
         if setting is not None:
             raise LasgError("a spec file has its own partition: leave --setting out, or --set partition=homogeneous")
         given = {"algorithm": algorithm, "seed": seed}
@@ -118,9 +119,9 @@ def compare(
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
     options.check_engine(engine)
     chosen = task_named(task)
-    values = options.split_pairs(changes, "--set")
+    values = options.read_changes(changes)
     found = [
-        options.limited(chosen.changed(name, setting, seed, values), until)
+        options.limited(chosen.changed(name, setting, seed, values), until, values)
         for seed in range(first_seed, first_seed + seeds)
         for name in options.split_algorithms(algorithms)
     ]
@@ -131,11 +132,11 @@ def compare(
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
-    _print_comparison(runs, target, f"{task}, {setting}, {goal} ({show.seeds_of(seeds)})", json)
+    _print_comparison(runs, target, f"{_name(task, setting, values)}, {goal} ({show.seeds_of(seeds)})", json)
     if plot:
-        path = _plot(runs, plot, f"{task}, {setting}")
+        path = _plot(runs, plot, _name(task, setting, values))
         if not json:
-            out.print(f"Plot: {path}", highlight=False, soft_wrap=True)
+            out.print(f"Plot: {path}" if path else "No plot: every run diverged.", highlight=False, soft_wrap=True)
     if not json:
         out.print(f"Runs: {out_dir}/", highlight=False, soft_wrap=True)
 
@@ -157,9 +158,8 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
-    base = options.limited(
-        task_named(task).changed(algorithm, setting, first_seed, options.split_pairs(changes, "--set")), until
-    )
+    values = options.read_changes(changes)
+    base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
     tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
     # Runs of one seed share their data, so they go one after another.
@@ -179,7 +179,10 @@ def tune(
         spent = [show.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
         loss = "diverged" if row.diverged else show.plus_minus(row.loss)
         table.add_row(*(str(value) for value in point.values.values()), loss, *spent)
-    out.print(show.titled(f"{algorithm} on {task}, {setting}, best first", table))
+    out.print(show.titled(f"{algorithm} on {_name(task, setting, values)}, best first", table))
+    if all(point.summary.diverged for point in ranked):
+        out.print("Every setting diverged: try smaller steps.")
+        raise typer.Exit(1)
     best = " ".join(f"--set {key}={value}" for key, value in ranked[0].values.items())
     out.print(f"Best: {best}", highlight=False, soft_wrap=True)
 
@@ -190,6 +193,12 @@ def _print_comparison(runs: list[Run], target: float | None, title: str, json: b
         print_json([summary.to_dict() for summary in summaries])
     else:
         out.print(show.comparison(summaries, title, target))
+
+
+def _name(task: str, setting: str, changes: dict[str, Any]) -> str:
+    """Name what is compared: the task, the setting, and what was changed."""
+    shown = [] if "partition" in changes else [setting]
+    return ", ".join([task, *shown, *(f"{key}={value}" for key, value in changes.items())])
 
 
 def _print_run(found: Run, json: bool) -> None:
@@ -203,7 +212,8 @@ def _print_run(found: Run, json: bool) -> None:
         out.print(show.outcome(found))
         out.print(f"Run: {found.folder}", highlight=False, soft_wrap=True)
     if found.status == "diverged":
-        err.print(f"lasg: {found.meta['message']}", style="red", markup=False, highlight=False, soft_wrap=True)
+        message = found.meta.get("message", "the run diverged")
+        err.print(f"lasg: {message}", style="red", soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -213,8 +223,7 @@ def _check_plot(path: Path) -> None:
     plots.check(path)
 
 
-def _plot(runs: list[Run], path: Path, title: str) -> Path:
+def _plot(runs: list[Run], path: Path, title: str) -> Path | None:
     from lasg.report import plots
 
-    plots.comparison(runs, path, title)
-    return path
+    return path if plots.comparison(runs, path, title) else None

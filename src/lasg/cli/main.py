@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -71,5 +72,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def entry() -> None:
-    """Run as the installed command."""
+    """Run as the installed command. SIGTERM ends it as Ctrl-C does: children first, in one line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

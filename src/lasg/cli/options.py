@@ -9,6 +9,7 @@ import typer
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
+from lasg.experiments.paper import CAP
 from lasg.experiments.spec import Spec, parse_value, with_budget
 
 TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), or libsvm:PATH for a file.", metavar="TASK")]
@@ -45,7 +46,13 @@ Seeds = Annotated[int, typer.Option(help="How many seeds.", min=1)]
 FirstSeed = Annotated[int, typer.Option("--first-seed", help="The first of the seeds.", min=0)]
 Out = Annotated[Path, typer.Option("--out", help="Folder in which runs are stored.", file_okay=False)]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Look for data files here first (then $LASG_DATA, then the cache).")
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Look for data files here first (then $LASG_DATA, then the cache).",
+        exists=True,
+        file_okay=False,
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one a core.", min=1)]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
@@ -74,9 +81,21 @@ def split_algorithms(text: str) -> list[str]:
     return [algorithm(name).name for name in dict.fromkeys(names)]
 
 
-def limited(spec: Spec, until: list[str]) -> Spec:
-    """Return the spec with the budgets of --until."""
-    for kind, value in split_pairs(until, "--until").items():
+def read_changes(texts: list[str]) -> dict[str, Any]:
+    """Read --set KEY=VALUE; what has an option of its own is refused."""
+    changes = split_pairs(texts, "--set")
+    for key, instead in (("seed", "--seed or --first-seed"), ("algorithm", "-a"), ("task", "another task")):
+        if key in changes:
+            raise LasgError(f"--set {key}=... has no place here: give {instead}")
+    return changes
+
+
+def limited(spec: Spec, until: list[str], changes: dict[str, Any]) -> Spec:
+    """Return the spec with the budgets of --until; the cap on iterations gives way to a budget that needs more."""
+    budgets = split_pairs(until, "--until")
+    if {"uploads", "bits", "gradients"} & set(budgets) and "iterations" not in {*budgets, *changes}:
+        spec = with_budget(spec, "iterations", CAP)
+    for kind, value in budgets.items():
         spec = with_budget(spec, kind, value)
     return spec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ from lasg.cli.running import RUNS, run_all
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.experiments import paper as papers
-from lasg.experiments import pool
 from lasg.experiments.files import write_atomically
 from lasg.experiments.store import Run
 
@@ -24,7 +22,7 @@ def paper(
     seeds: options.Seeds = 5,
     first_seed: options.FirstSeed = 0,
     results: Annotated[Path, typer.Option(help="Folder for the CSV and Markdown files.", file_okay=False)] = Path(
-        "results"
+        "lasg-paper"
     ),
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
@@ -36,7 +34,6 @@ def paper(
 
     toy: uploads per 10 iterations of LAG-WK and LASG-WK2. gradients: loss against gradient evaluations on covtype.
     """
-    started = time.monotonic()
     chosen = range(first_seed, first_seed + seeds)
     tables = {f"table{n}": n for n in range(1, 5)}
     if what in tables:
@@ -46,7 +43,7 @@ def paper(
         runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
         for (cell, _), finished in zip(found, done, strict=True):
             runs[cell].append(finished)
-        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, time.monotonic() - started)
+        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, done)
     elif what == "toy":
         _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
     elif what == "gradients":
@@ -79,16 +76,16 @@ def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> Non
 
 
 def _print_table(
-    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, seconds: float
+    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, runs: list[Run]
 ) -> None:
     """Write a table's files and print it."""
     verdict = papers.judge(found)
     rows = [result.to_dict() for result in found]
     command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
     command += "".join(f" --task {name}" for name in tasks)
-    head = (
-        f"# The paper's {what}, ours beside it\n\nPrinted by `{command}` in {seconds:.0f} s on {pool.cores()} cores.\n"
-    )
+    seconds = sum(float(run.meta["seconds"]) for run in runs)
+    took = f"Its {len(runs)} runs took {seconds:.0f} s of one core."
+    head = f"# The paper's {what}, ours beside it\n\nPrinted by `{command}`. {took}\n"
     said = "\n".join(f"- {line}" for line in verdict.sentences())
     name = "-".join([what, *tasks])
     write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())

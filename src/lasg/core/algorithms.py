@@ -68,11 +68,9 @@ def algorithm(name: str) -> Algorithm:
 
 
 def _compose(name: str, rule: Rule, parts: list[str]) -> Algorithm:
-    codec: Codec = Dense()
-    steps = 1
-    for part in parts:
-        if part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0:
-            steps = int(part[1:])
-        else:
-            codec = parse(part)
-    return Algorithm(name=name, rule=rule, own_codec=codec, own_steps=steps)
+    steps = [int(part[1:]) for part in parts if part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0]
+    codecs = [part for part in parts if not (part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0)]
+    if len(steps) > 1 or len(codecs) > 1:
+        raise LasgError(f"{name!r} names two codecs or two numbers of local steps: rule+codec+H4 has one of each")
+    codec = parse(codecs[0]) if codecs else Dense()
+    return Algorithm(name=name, rule=rule, own_codec=codec, own_steps=steps[0] if steps else 1)

@@ -135,13 +135,16 @@ class TorchOptimizer:
         """Return the learning rate of the first group, as the scheduler has it now."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
+    def step(self, k: int, aggregate: Array) -> Array:
         """Move theta along the aggregate, then let the scheduler take its step."""
         # A copy: some optimizers write into the gradient, and the aggregate is the server's for ever.
         self.parameter.grad = copy(cast(aggregate, self.parameter.detach()))
         self.optimizer.step()
         if self.scheduler is not None:
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except ValueError as error:  # such as OneCycleLR beyond its total_steps
+                raise LasgError(f"the schedule cannot go on after round {k}: {error}") from None
         # The server keeps old models, so a step must not write into one that was handed out.
         self.theta = copy(host(self.parameter) if self._numpy else self.parameter)
         return self.theta

@@ -121,7 +121,8 @@ class Server:
             return Opened(self.k, self.theta, eta, threshold, everybody, everybody, None)
         moved = self.iterates.moved(self.theta)
         now = Record(theta=self.theta, moved=moved, smoothness=self.smoothness)
-        left = self.rule.left(now, Record()) if self.rule.left else moved
+        assert self.rule.left is not None  # otherwise everybody is due
+        left = self.rule.left(now, Record())
         return Opened(self.k, self.theta, eta, threshold, (left > threshold) | due, due, left)
 
     def _due(self) -> Mask | bool:

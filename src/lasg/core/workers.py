@@ -90,8 +90,8 @@ class Workers:
             self.snapshot = opened.theta
         now, evaluations = self._compute(opened, rows)
         left = None
-        if self.rule.where == "server":
-            uploaded = self._everybody if opened.asked is None else opened.asked
+        if opened.asked is not None:
+            uploaded = opened.asked
         elif opened.due is True or self.rule.left is None:
             uploaded = self._everybody
         else:
@@ -100,7 +100,7 @@ class Workers:
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
             return Reply(uploaded, None, 0, 0, evaluations, left, None)
-        innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads, rows)
+        innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads)
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         self._remember(now, uploaded)
         return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates)
@@ -139,10 +139,13 @@ class Workers:
             total = [so_far + grad for so_far, grad in zip(total, found, strict=True)]
         return total
 
-    def _upload(self, k: int, grad: Array, uploaded: Mask, uploads: int, rows: IntArray | None) -> tuple[Array, int]:
-        """Send the uploaders' contributions; return the sum of their innovations, and the bits."""
+    def _upload(self, k: int, grad: Array, uploaded: Mask, uploads: int) -> tuple[Array, int]:
+        """Send the uploaders' contributions; return the sum of their innovations, and the bits.
+
+        `grad` has a row for every worker, or, under a server rule, for those that were asked: all of them upload.
+        """
         senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
-        sent = grad if uploads == len(grad) else grad[senders if rows is None else uploaded[rows]]
+        sent = grad if uploads == len(grad) else grad[senders]
         decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, sent.shape[-1]))
         innovation = (float64(decoded) - self.contributed[senders]).sum(0)
         self.contributed[senders] = decoded

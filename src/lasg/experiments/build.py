@@ -100,6 +100,8 @@ def optimizer(spec: Spec, theta: FloatArray) -> Optimizer:
 
 def _schedule(spec: Spec) -> Schedule:
     if spec.schedule == "constant":
+        if spec.schedule_options:
+            raise LasgError(f"schedule 'constant' takes no options, got {', '.join(spec.schedule_options)}")
         return Constant(spec.eta)
     if set(spec.schedule_options) != {"mu", "K0"}:
         raise LasgError("schedule 'decreasing' is eta_k = 2 / (mu (k + K0)): give schedule_options with mu and K0")
@@ -120,14 +122,22 @@ def _torch_optimizer(spec: Spec, theta: FloatArray) -> TorchOptimizer:
     if spec.schedule != "constant":
         base = torch.optim.lr_scheduler.LRScheduler
         scheduler = _class_of(torch.optim.lr_scheduler, spec.schedule, base, "schedule")
-    try:
+
+    def made() -> TorchOptimizer:
         return TorchOptimizer(
             theta,
             lambda parameters: make(parameters, lr=spec.eta, **_plain(spec.optimizer_options)),
             (lambda of: scheduler(of, **_plain(spec.schedule_options))) if scheduler else None,
         )
-    except (TypeError, ValueError) as error:
-        raise LasgError(f"{name} or {spec.schedule} refused its options: {error}") from None
+
+    # torch checks some options when they are first used only: one step on a copy, before anything is written.
+    try:
+        made().step(0, np.zeros(theta.shape))
+        return made()
+    except Exception as error:
+        raise LasgError(
+            f"{name} or {spec.schedule} refused its options: {str(error) or type(error).__name__}"
+        ) from None
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lasg.errors import LasgError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: there a run is not guarded against a second writer
+    fcntl = None  # type: ignore[assignment]
+
 PART = ".part"
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for one writer; a second one is told so. The system lets go of it when the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LasgError(f"another process is writing {folder}: wait for it, or take another --out") from None
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(handle)
 
 
 def sweep(folder: Path) -> None:

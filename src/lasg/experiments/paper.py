@@ -131,8 +131,10 @@ def judge(found: Sequence[Result]) -> Verdict:
         rows[result.cell.task].append(result)
     best = []
     for name, row in rows.items():
-        ours = min(row, key=lambda r: r.ours.mean).cell
         bold = sorted(r.cell.loss for r in row if r.cell.loss is not None)[:3]
+        least = min(r.ours.mean for r in row)
+        tied = [r.cell for r in row if r.ours.mean <= least * (1 + 1e-9)]
+        ours = next((cell for cell in tied if cell.loss in bold), tied[0])
         best.append((name, ours.algorithm, ours.loss in bold))
     return Verdict(len(found), within, [r for r in found if _far_off(r)], best)
 

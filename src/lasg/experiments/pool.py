@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from lasg.errors import LasgError
 from lasg.experiments.runner import Report, Status, run_or_read
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
@@ -45,6 +48,9 @@ def run_all(
         futures = [pool.submit(_one, spec, out, fresh, data_dir) for spec in specs]
         _follow(futures, reports, report)
         return [future.result() for future in futures]
+    except BrokenProcessPool:
+        message = "a process was killed, perhaps for want of memory: take fewer --jobs; run again to go on"
+        raise LasgError(message) from None
     except BaseException:
         # Ctrl-C or one failed run: let the others go, their checkpoints stay.
         for process in list((pool._processes or {}).values()):
@@ -62,6 +68,15 @@ def _start(reports: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A process that ends must not wait for a parent that no longer listens.
     reports.cancel_join_thread()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, however it went: a run must not go on that nobody waits for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _one(spec: Spec, out: Path, fresh: bool, data_dir: Path | None) -> Run:

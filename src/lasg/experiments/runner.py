@@ -16,7 +16,7 @@ from lasg.core.ledger import Ledger
 from lasg.engines.simulation import Simulation
 from lasg.errors import Diverged, LasgError
 from lasg.experiments import build, store
-from lasg.experiments.files import sweep
+from lasg.experiments.files import locked, sweep
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
@@ -128,8 +128,13 @@ def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Repor
     """Run a spec from the start and store it in `folder`."""
     with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
         job = Job.of(spec, data_dir)
-        meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
-        return _finish(job, folder, meta, report)
+        with locked(folder):
+            meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
+            try:
+                return _finish(job, folder, meta, report)
+            except LasgError:
+                store.discard(folder)
+                raise
 
 
 def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
@@ -142,10 +147,16 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
         found = build.dataset(stored.spec.data, data_dir).sha256
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data than {stored.spec.data} is now: start it anew")
-        state = store.read_checkpoint(folder)
-        if state is not None:
-            job.restore(state)
-        return _finish(job, folder, stored.meta, report)
+        with locked(folder):
+            state = store.read_checkpoint(folder)
+            if state is not None:
+                try:
+                    job.restore(state)
+                except (KeyError, TypeError, AttributeError, ValueError) as error:
+                    raise LasgError(
+                        f"{folder / store.CHECKPOINT} does not hold this run ({error!r}): delete it to start anew"
+                    ) from None
+            return _finish(job, folder, stored.meta, report)
 
 
 def _mended(stored: Run) -> Run:
@@ -193,7 +204,8 @@ def run_or_read(
     folder = place(spec, out)
     if not fresh and (folder / store.META).is_file():
         stored = store.read(folder)
-        same = stored.spec == spec and stored.meta["versions"]["lasg"] == store.versions()["lasg"]
-        if same:
+        same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
+        same_data = stored.meta["data_sha256"] == build.dataset(spec.data, data_dir).sha256
+        if stored.spec == spec and same_code and same_data:
             return stored if stored.status != "running" else resume(folder, data_dir=data_dir, report=report)
     return run(spec, folder, data_dir=data_dir, report=report)

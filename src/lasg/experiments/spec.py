@@ -6,6 +6,7 @@ import difflib
 import functools
 import hashlib
 import json
+import re
 import tomllib
 import types
 from collections.abc import Mapping
@@ -140,7 +141,8 @@ class Spec:
     def label(self) -> str:
         """A name for folders: task, partition, algorithm, seed, digest."""
         task = Path(self.task.removeprefix("libsvm:")).name
-        return f"{task}-{self.partition}-{self.algorithm.replace('+', '_')}-seed{self.seed}-{self.digest}"
+        name = f"{task}-{self.partition}-{self.algorithm}-seed{self.seed}-{self.digest}"
+        return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def check_budget(kind: str, value: float) -> None:

@@ -5,6 +5,7 @@ Nothing is pickled. Nested state becomes one safetensors file: the arrays, and a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import lasg
 from lasg.errors import LasgError
 from lasg.experiments import spec as specs
-from lasg.experiments.files import write_atomically
+from lasg.experiments.files import LOCK, sweep, write_atomically
 from lasg.experiments.spec import Spec
 from lasg.experiments.trace import Arrays, unpack_uploads
 
@@ -72,7 +73,8 @@ def read(folder: Path) -> Run:
         raise LasgError(
             f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
         )
-    if meta.get("status") not in {"running", "done", "diverged"} or not {"versions", "data_sha256"} <= set(meta):
+    known = meta.get("status") in {"running", "done", "diverged"}
+    if not known or not isinstance(meta.get("versions"), dict) or "data_sha256" not in meta:
         raise LasgError(f"cannot read {path}: it lacks status, versions or data_sha256")
     return Run(folder, specs.read(folder / SPEC), meta)
 
@@ -96,6 +98,16 @@ def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
     return meta
+
+
+def discard(folder: Path) -> None:
+    """Remove a run that was begun and cannot be finished."""
+    for name in (SPEC, META, TRACE, CHECKPOINT):
+        (folder / name).unlink(missing_ok=True)
+    sweep(folder)
+    with contextlib.suppress(OSError):  # something else lies there, or the lock that is about to go
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lasg.errors import LasgError
@@ -85,7 +86,9 @@ TASKS = {row.name: row for row in _ROWS}
 def task(name: str) -> Task:
     """Return the task called `name`; libsvm:PATH is a task with the plain defaults."""
     if name.startswith("libsvm:"):
-        return Task(name, f"regression on the LIBSVM file {name[7:]}", {"data": name})
+        # The whole path: a run must find its file from any folder, and tell it from a namesake.
+        path = Path(name.removeprefix("libsvm:")).absolute()
+        return Task(name, f"regression on the LIBSVM file {path}", {"data": f"libsvm:{path}"})
     if name not in TASKS:
         close = difflib.get_close_matches(name, TASKS, 1)
         hint = f" Did you mean {close[0]}?" if close else ""

@@ -44,9 +44,15 @@ def check(path: Path) -> None:
         raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(kinds)}")
 
 
-def comparison(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Draw loss against uploads and against upload bits, one curve an algorithm (mean over seeds)."""
+def comparison(runs: Sequence[Run], path: Path, title: str) -> bool:
+    """Draw loss against uploads and against upload bits, one curve an algorithm (mean over seeds).
+
+    Diverged runs are left out; returns False, and draws nothing, if no other is left.
+    """
     check(path)
+    runs = [run for run in runs if run.status != "diverged"]
+    if not runs:
+        return False
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
@@ -75,6 +81,7 @@ def comparison(runs: Sequence[Run], path: Path, title: str) -> None:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise LasgError(f"cannot write the plot {path}: {error}") from None
+    return True
 
 
 def mean_curve(runs: Sequence[Run], column: str) -> tuple[Any, Any]:
