@@ -1,5 +1,10 @@
 """The one exception that means: the input was wrong, and this sentence says how to mend it."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class LasgError(ValueError):
     """Wrong input. The message is one line: what was expected, what came, what to do."""
@@ -7,6 +12,12 @@ class LasgError(ValueError):
 
 class Diverged(LasgError):  # noqa: N818
     """The model left the finite numbers."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean X?" where a known name is close to a wrong one, else nothing."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def missing_extra(package: str, extra: str) -> LasgError:

@@ -220,6 +220,16 @@ def test_a_run_whose_schedule_ends_too_early_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_failed_run_that_has_a_checkpoint_is_not_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
+    options = {"max_lr": 0.1, "total_steps": 3}
+    spec = small("sgd").but(optimizer="SGD", schedule="OneCycleLR", schedule_options=options, iterations=9)
+    with pytest.raises(LasgError, match="schedule cannot go on"):
+        run(spec, tmp_path)
+    assert store.read(tmp_path).status == "running"
+    assert store.read_checkpoint(tmp_path) is not None
+
+
 @pytest.mark.parametrize(
     ("optimizer", "given", "schedule", "more"),
     [

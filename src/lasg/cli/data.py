@@ -32,7 +32,7 @@ def list_files(data_dir: options.DataDir = None, json: options.Json = False) -> 
         size = f"{row.size / 1e6:.1f}" if row.size is not None else ""
         table.add_row(row.dataset, row.file, row.where, size, "yes" if row.prepared else "no")
     out.print(table)
-    out.print("Missing files are downloaded when needed, or now: lasg data fetch NAME", highlight=False)
+    out.print("Missing files are downloaded when needed, or now: lasg data fetch NAME")
 
 
 @app.command()
@@ -44,9 +44,7 @@ def fetch(
     """Download what a data set lacks, verify and prepare it."""
     with fetching() as told:
         paths = manage.fetch(name, force=force, data_dir=data_dir, progress=told)
-    out.print(
-        f"{name} is ready" + (": " + ", ".join(map(str, paths)) if paths else "."), highlight=False, soft_wrap=True
-    )
+    out.print(f"{name} is ready" + (": " + ", ".join(map(str, paths)) if paths else "."), soft_wrap=True)
 
 
 @app.command()
@@ -59,6 +57,6 @@ def check(name: OptionalName = None, data_dir: options.DataDir = None, json: opt
         for r in found:
             line = f"{r.state:8} {r.dataset:14} {r.item}" + (f": {r.reason}" if r.reason else "")
             mend = f" -> {r.mend}" if r.mend else ""
-            out.print(line + mend, highlight=False, soft_wrap=True, style="red" if r.state == "damaged" else None)
+            out.print(line + mend, soft_wrap=True, style="red" if r.state == "damaged" else None)
     if any(r.state == "damaged" for r in found):
         raise typer.Exit(1)

@@ -50,7 +50,7 @@ def demo(
     _print_comparison(runs, DEMO_TARGET, title, json)
     path = _plot(runs, out_dir / "demo.png", f"digits, 10 workers with uneven shards, {show.seeds_of(seeds)}")
     if not json:
-        out.print(f"Plot: {path}. Runs: {out_dir}/. More: lasg compare --help", highlight=False, soft_wrap=True)
+        out.print(f"Plot: {path}. Runs: {out_dir}/. More: lasg compare --help", soft_wrap=True)
 
 
 def run(
@@ -136,9 +136,9 @@ def compare(
     if plot:
         path = _plot(runs, plot, _name(task, setting, values))
         if not json:
-            out.print(f"Plot: {path}" if path else "No plot: every run diverged.", highlight=False, soft_wrap=True)
+            out.print(f"Plot: {path}" if path else "No plot: every run diverged.", soft_wrap=True)
     if not json:
-        out.print(f"Runs: {out_dir}/", highlight=False, soft_wrap=True)
+        out.print(f"Runs: {out_dir}/", soft_wrap=True)
 
 
 def tune(
@@ -184,7 +184,7 @@ def tune(
         out.print("Every setting diverged: try smaller steps.")
         raise typer.Exit(1)
     best = " ".join(f"--set {key}={value}" for key, value in ranked[0].values.items())
-    out.print(f"Best: {best}", highlight=False, soft_wrap=True)
+    out.print(f"Best: {best}", soft_wrap=True)
 
 
 def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool) -> None:
@@ -210,7 +210,7 @@ def _print_run(found: Run, json: bool) -> None:
         print_json({"folder": str(found.folder), "status": found.status, "seconds": found.meta["seconds"], **last})
     else:
         out.print(show.outcome(found))
-        out.print(f"Run: {found.folder}", highlight=False, soft_wrap=True)
+        out.print(f"Run: {found.folder}", soft_wrap=True)
     if found.status == "diverged":
         message = found.meta.get("message", "the run diverged")
         err.print(f"lasg: {message}", style="red", soft_wrap=True)

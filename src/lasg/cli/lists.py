@@ -36,12 +36,12 @@ def tasks(json: options.Json = False) -> None:
         table.add_row(name, *(f"{getattr(spec, key)}" for key in SHOWN))
     out.print(table)
     for name, task in TASKS.items():
-        out.print(f"  {name}: {task.summary}", highlight=False)
+        out.print(f"  {name}: {task.summary}")
     shown = set(SHOWN) | {"task", "algorithm", "data", "seed", "partition"}
     others = {f.name: getattr(specs["digits"], f.name) for f in fields(specs["digits"]) if f.name not in shown}
     rest = ", ".join(f"{key}={value}" for key, value in others.items() if value not in (None, {}))
-    out.print(f"\nFor all: partition=sorted (heterogeneous) or homogeneous, {rest}.", highlight=False)
-    out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.", highlight=False)
+    out.print(f"\nFor all: partition=sorted (heterogeneous) or homogeneous, {rest}.")
+    out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.")
 
 
 @app.command()
@@ -66,7 +66,7 @@ def algorithms(json: options.Json = False) -> None:
     for row in rows:
         table.add_row(*row.values())
     out.print(table)
-    out.print("Others by composition: rule+codec+local steps, such as wk2+qsgd8:512+H4.", highlight=False)
+    out.print("Others by composition: rule+codec+local steps, such as wk2+qsgd8:512+H4.")
 
 
 @app.command("data")

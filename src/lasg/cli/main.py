@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    err.print(f"lasg: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"lasg: {message}", style="red", soft_wrap=True)
     return code
 
 

@@ -72,7 +72,7 @@ def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> Non
     if json:
         print_json(rows)
     else:
-        out.print(f"Wrote {path}: {len(rows)} rows, columns {', '.join(rows[0])}", highlight=False, soft_wrap=True)
+        out.print(f"Wrote {path}: {len(rows)} rows, columns {', '.join(rows[0])}", soft_wrap=True)
 
 
 def _print_table(
@@ -111,5 +111,5 @@ def _print_table(
             )
         out.print(titled(title, table))
     for line in verdict.sentences():
-        out.print(line, highlight=False)
-    out.print(f"Wrote {results / name}.csv and .md", highlight=False, soft_wrap=True)
+        out.print(line)
+    out.print(f"Wrote {results / name}.csv and .md", soft_wrap=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from lasg.core.codecs import QSGD, Codec, Dense, parse
 from lasg.core.rules import ALWAYS, LAG, PS, PSE, RULES, WK1, WK2, Rule
-from lasg.errors import LasgError
+from lasg.errors import LasgError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +58,20 @@ def algorithm(name: str) -> Algorithm:
     rule, *parts = name.split("+")
     if rule in RULES and parts:
         return _compose(name, RULES[rule], parts)
-    close = difflib.get_close_matches(name, ALGORITHMS, 1)
-    hint = f" Did you mean {close[0]}?" if close else ""
     raise LasgError(
-        f"unknown algorithm {name!r}.{hint} Known: {', '.join(ALGORITHMS)}; or rule+codec such as wk2+qsgd8, "
-        f"with a rule of {', '.join(RULES)}, and +H4 for 4 local steps"
+        f"unknown algorithm {name!r}.{did_you_mean(name, ALGORITHMS)} Known: {', '.join(ALGORITHMS)}; "
+        f"or rule+codec such as wk2+qsgd8, with a rule of {', '.join(RULES)}, and +H4 for 4 local steps"
     )
 
 
+def _is_steps(part: str) -> bool:
+    """Tell whether a part of a composition is a number of local steps, such as H4."""
+    return part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0
+
+
 def _compose(name: str, rule: Rule, parts: list[str]) -> Algorithm:
-    steps = [int(part[1:]) for part in parts if part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0]
-    codecs = [part for part in parts if not (part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0)]
+    steps = [int(part[1:]) for part in parts if _is_steps(part)]
+    codecs = [part for part in parts if not _is_steps(part)]
     if len(steps) > 1 or len(codecs) > 1:
         raise LasgError(f"{name!r} names two codecs or two numbers of local steps: rule+codec+H4 has one of each")
     codec = parse(codecs[0]) if codecs else Dense()

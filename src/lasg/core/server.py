@@ -138,13 +138,12 @@ class Server:
     def close(self, uploaded: Mask, innovation: Array | None, estimates: FloatArray | None = None) -> Array:
         """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}."""
         before = self.theta
-        if innovation is not None:
-            self.aggregate += innovation
-            if self.iterates is not None:
-                self.iterates.keep(before, uploaded)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if innovation is not None:
+            self.aggregate += innovation
             self.tau[uploaded] = 1
+            if self.iterates is not None:
+                self.iterates.keep(before, uploaded)
         if estimates is not None:
             self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
         theta = self.optimizer.step(self.k, self.aggregate)

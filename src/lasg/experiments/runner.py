@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,16 +125,25 @@ class Job:
         self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
 
 
+@contextmanager
+def _steadily() -> Iterator[None]:
+    """One BLAS thread, so that a run's bits do not depend on the cores; divergence is told by us, not by warnings."""
+    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+        yield
+
+
 def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
     """Run a spec from the start and store it in `folder`."""
-    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+    with _steadily():
         job = Job.of(spec, data_dir)
         with locked(folder):
             meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
             try:
                 return _finish(job, folder, meta, report)
             except LasgError:
-                store.discard(folder)
+                # What has a checkpoint can be resumed, after a full disk for example: that is not thrown away.
+                if not (folder / store.CHECKPOINT).is_file():
+                    store.discard(folder)
                 raise
 
 
@@ -142,7 +152,7 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
     stored = store.read(folder)
     if stored.status != "running":
         return _mended(stored)
-    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+    with _steadily():
         job = Job.of(stored.spec, data_dir)
         found = build.dataset(stored.spec.data, data_dir).sha256
         if found != stored.meta["data_sha256"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
@@ -20,7 +19,7 @@ from lasg.core.algorithms import algorithm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
-from lasg.errors import LasgError
+from lasg.errors import LasgError, did_you_mean
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
@@ -168,8 +167,7 @@ def from_dict(values: Mapping[str, Any]) -> Spec:
     hints = _hints()
     unknown = [key for key in values if key not in hints]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], hints, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(unknown[0], hints)
         raise LasgError(f"unknown key {unknown[0]!r}.{hint} Valid keys: {', '.join(hints)}")
     missing = [key for key in ("task", "algorithm", "data") if key not in values]
     if missing:

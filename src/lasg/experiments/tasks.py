@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lasg.errors import LasgError
+from lasg.errors import LasgError, did_you_mean
 from lasg.experiments.spec import Spec, from_dict
 
 SETTINGS = {"homogeneous": "homogeneous", "heterogeneous": "sorted"}
@@ -90,7 +89,7 @@ def task(name: str) -> Task:
         path = Path(name.removeprefix("libsvm:")).absolute()
         return Task(name, f"regression on the LIBSVM file {path}", {"data": f"libsvm:{path}"})
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise LasgError(f"unknown task {name!r}.{hint} Known: {', '.join(TASKS)}, or libsvm:PATH for a file")
+        raise LasgError(
+            f"unknown task {name!r}.{did_you_mean(name, TASKS)} Known: {', '.join(TASKS)}, or libsvm:PATH for a file"
+        )
     return TASKS[name]

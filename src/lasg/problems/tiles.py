@@ -38,8 +38,8 @@ class Tiles:
     """Where each entry of a tile stands in the flat layout, one after another; None: where it is."""
     owner: IntArray | None
     """The worker of each tile; None: one tile a worker."""
-    first: IntArray
-    """The first tile of each worker."""
+    first: IntArray | None
+    """The first tile of each worker; None: one tile a worker."""
     summing: FloatArray | None
     """`(workers, tiles)` of 0 and 1: for few workers one small product is the quickest sum."""
 
@@ -56,7 +56,7 @@ class Tiles:
         start = (np.cumsum(batch) - batch)[owner][:, None]
         source = None if whole else (start + np.minimum(place, batch[owner][:, None] - 1)).ravel()
         if len(owner) == len(batch):
-            return cls(scale, source, None, first, None)
+            return cls(scale, source, None, None, None)
         return cls(scale, source, owner, first, _summing(len(batch), owner, dtype))
 
     def only(self, rows: IntArray) -> Tiles:
@@ -70,7 +70,7 @@ class Tiles:
         places = np.arange(count * length) if self.source is None else self.source
         source = places.reshape(count, length)[tile].ravel()
         if owner is None or len(owner) == len(rows):
-            return Tiles(self.scale[tile], source, None, rows, None)
+            return Tiles(self.scale[tile], source, None, None, None)
         first = owner.searchsorted(np.arange(len(rows)))
         return Tiles(self.scale[tile], source, owner, first, _summing(len(rows), owner, self.scale.dtype))
 
@@ -82,7 +82,7 @@ class Tiles:
 
     def gather(self, partial: FloatArray) -> FloatArray:
         """Return the sums of each worker's tiles: `(..., tiles, p)` becomes `(..., workers, p)`."""
-        if self.owner is None:
+        if self.first is None:
             return partial
         if self.summing is not None:
             return self.summing @ partial
