@@ -29,7 +29,7 @@ FOREIGN: dict[str, set[str]] = {
     "problems": {"numpy", "torch"},
     "engines": {"numpy", "torch"},
     "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl"},
-    "report": {"numpy", "matplotlib"},
+    "report": {"numpy", "matplotlib", "jinja2", "torch"},
     "cli": {"typer", "click", "rich"},
 }
 RUNS_THINGS = ("lasg.experiments.runner", "lasg.experiments.pool", "lasg.experiments.build")

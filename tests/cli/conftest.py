@@ -1,6 +1,7 @@
 """The command line, called in this process or as a user calls it."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,9 +62,18 @@ def spawn(*arguments: object, code: str | None = None) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+PROGRESS = re.compile(r".+: ((\d+ of \d+ runs, )?\d+ %; .*loss .*|done in [\d.]+ \w+|\d+( of \d+)? MB)")
+"""What a command that takes more than five seconds says meanwhile."""
+
+
+def complaints(done: Done) -> list[str]:
+    """Return what a command printed on standard error, besides its progress."""
+    return [line for line in done.err.splitlines() if not PROGRESS.fullmatch(line)]
+
+
 def said(done: Done) -> str:
     """Return the one line that a failed command printed, after looking that it is one."""
-    lines = done.err.splitlines()
+    lines = complaints(done)
     assert len(lines) == 1, done.err
     assert lines[0].startswith("lasg: ")
     assert "Traceback" not in done.err + done.out

@@ -17,7 +17,7 @@ from lasg.experiments import store
 from lasg.experiments.paper import COLUMNS
 from lasg.experiments.tasks import TASKS
 
-from .conftest import Done, Lasg, said, spawn
+from .conftest import Done, Lasg, complaints, said, spawn
 
 PNG = b"\x89PNG\r\n\x1a\n"
 QUICK = ("breast-cancer", "--until", "iterations=30", "--out", "runs")
@@ -43,14 +43,14 @@ EVERY_COMMAND = [
 def ok(done: Done) -> Any:
     """Return the JSON that a command printed, after looking that all went well."""
     assert done.code == 0, done.err
-    assert not done.err.strip()
+    assert not complaints(done)
     return json.loads(done.out)
 
 
 def fine(done: Done) -> str:
     """Return what a command printed, after looking that all went well."""
     assert done.code == 0, done.err
-    assert not done.err.strip()
+    assert not complaints(done)
     return done.out
 
 
@@ -363,6 +363,8 @@ def test_demo_compares_the_twelve_and_draws(tmp_path: Path) -> None:
     assert all("not reached" in row or "x" in row for row in rows.values())
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(PNG)
     assert f"Plot: {tmp_path / 'demo' / 'demo.png'}" in text
+    assert f"Report, for your browser: {tmp_path / 'demo' / 'report.html'}" in text
+    assert (tmp_path / "demo" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert rows["sgd"].split()[-2:] == ["1.0x", "1.0x"]
     assert len(rows["sgd"].split()) == 8, "a number and two savings for every column of the issue"
 

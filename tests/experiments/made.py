@@ -46,7 +46,12 @@ def made_up(
     arrays["bits_up"] = np.array([row[1] for row in rows], np.int64)
     arrays["loss"] = np.array([row[2] for row in rows], np.float64)
     arrays["accuracy"] = np.full(len(rows), np.nan)
-    arrays["uploaded"] = np.packbits(np.array(masks, np.bool_).reshape(-1, spec.workers), axis=1)
+    everybody = np.ones((max(0, len(rows) - 1), spec.workers), np.bool_)
+    uploaded = np.array(masks, np.bool_).reshape(-1, spec.workers) if len(masks) else everybody
+    arrays["uploaded"] = np.packbits(uploaded, axis=1)
+    arrays["threshold"] = np.zeros(len(uploaded))
+    arrays["watched_tau"] = np.ones((len(uploaded), len(spec.watched)), np.int64)
+    arrays["watched_left"] = np.zeros((len(uploaded), len(spec.watched)))
     store.write_trace(folder, arrays)
     store.write_meta(folder, meta)
     return store.read(folder)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lasg.cli import show
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
+from lasg.experiments import words
 from lasg.experiments.compare import Spread, row_at, summarise
 from lasg.experiments.store import Run
 from lasg.experiments.tune import parse_grid, points, rank
@@ -104,12 +104,12 @@ def test_a_summary_as_json_has_every_count_and_its_spread(tmp_path: Path) -> Non
     ],
 )
 def test_counts_are_written_in_four_digits(value: float, text: str) -> None:
-    assert show.short(value) == text
+    assert words.short(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (1.0, "1.0x"), (4.26, "4.3x"), (41.4, "41x"), (9.96, "10x")])
 def test_savings_are_written_in_two_digits(value: float | None, text: str) -> None:
-    assert show.factor(value) == text
+    assert words.factor(value) == text
 
 
 # -- tune ----------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import pytest
 from lasg.errors import LasgError
 from lasg.experiments import build, pool, runner, store
 from lasg.experiments.files import locked
-from lasg.experiments.runner import Job, Status, run, run_or_read
+from lasg.experiments.runner import Job, run, run_or_read
 from lasg.experiments.spec import BUDGETS, Spec
+from lasg.experiments.status import Status
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import task
 

@@ -6,7 +6,10 @@ import pytest
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
+from lasg.experiments.series import series
 from lasg.report import plots
+from lasg.report.curves import mean_curve
+from lasg.report.style import style
 from tests.experiments.made import made_up, small
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -22,20 +25,20 @@ def test_a_comparison_of_all_algorithms_is_a_picture(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(PNG)
 
 
-def test_curves_are_means_over_seeds_without_the_start(tmp_path: Path) -> None:
+def test_curves_are_means_over_seeds_at_common_rounds(tmp_path: Path) -> None:
     runs = [
         made_up(tmp_path / "0", small("sgd", seed=0), [(0, 0, 1.0), (10, 100, 0.4), (20, 200, 0.2)]),
         made_up(tmp_path / "1", small("sgd", seed=1), [(0, 0, 1.0), (30, 300, 0.8)]),
     ]
-    x, y = plots.mean_curve(runs, "uploads")
-    assert x.tolist() == [20]
-    assert y.tolist() == [pytest.approx(0.6)]
+    (one,) = series(runs)
+    curve = mean_curve(one, "uploads")
+    assert curve.x.tolist() == [0, 20]
+    assert curve.y.tolist() == [1, pytest.approx(0.6)]
+    assert curve.spread.tolist() == [0, pytest.approx(0.08**0.5)]
 
 
 def test_every_algorithm_looks_different() -> None:
-    styles = {tuple(plots.style(name).items()) for name in ALGORITHMS}
-    assert len(styles) == len(ALGORITHMS)
-    assert plots.style("wk2+qsgd8+H4")
+    assert len({style(name) for name in [*ALGORITHMS, "wk2+qsgd8+H4"]}) == len(ALGORITHMS) + 1
 
 
 @pytest.mark.parametrize("name", ["plot.nonsense", "file/plot.png"])

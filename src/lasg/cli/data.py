@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lasg.cli import options
-from lasg.cli.running import fetching
+from lasg.cli.live import fetching
 from lasg.cli.show import new_table, out, print_json
 from lasg.data import manage
 

@@ -7,19 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.cli import options, show
-from lasg.cli.running import RUNS, run_all
+from lasg.cli import live, options, show
+from lasg.cli.running import RUNS, both, run_all, writing
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
+from lasg.core.network import Network
 from lasg.errors import LasgError
+from lasg.experiments import clock, runner, verdict, words
 from lasg.experiments import compare as comparing
-from lasg.experiments import runner
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import TASKS
 from lasg.experiments.tasks import task as task_named
+from lasg.report import page, plots
 
 DEMO_TARGET = 0.2
 
@@ -44,13 +46,18 @@ def demo(
         for seed in range(seeds)
         for name in ALGORITHMS
     ]
-    _check_plot(out_dir / "demo.png")
+    plots.check(out_dir / "demo.png")
     runs = run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
-    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({show.seeds_of(seeds)})"
-    _print_comparison(runs, DEMO_TARGET, title, json)
-    path = _plot(runs, out_dir / "demo.png", f"digits, 10 workers with uneven shards, {show.seeds_of(seeds)}")
+    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({words.seeds_of(seeds)})"
+    _print_comparison(runs, DEMO_TARGET, title, json, None)
+    named = f"digits, 10 workers with uneven shards, {words.seeds_of(seeds)}"
+    plots.comparison(runs, out_dir / "demo.png", named)
+    page.write(out_dir / "report.html", runs, title=named)
     if not json:
-        out.print(f"Plot: {path}. Runs: {out_dir}/. More: lasg compare --help", soft_wrap=True)
+        for sentence in verdict.sentences(comparing.summarise(runs, DEMO_TARGET), DEMO_TARGET):
+            out.print(sentence, soft_wrap=True)
+        out.print(f"Plot: {out_dir / 'demo.png'}. Runs: {out_dir}/. More: lasg compare --help", soft_wrap=True)
+        out.print(f"Report, for your browser: {out_dir / 'report.html'}", soft_wrap=True)
 
 
 def run(
@@ -66,13 +73,16 @@ def run(
     data_dir: options.DataDir = None,
     engine: options.Engine = "simulation",
     fresh: options.Fresh = False,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Run one spec, or one algorithm on a task, and store it."""
     options.check_engine(engine)
     values = options.read_changes(changes)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
-    _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir)[0], json)
+    files = {"csv": csv, "tensorboard": tensorboard}
+    _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, **files)[0], json)
 
 
 def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
@@ -92,16 +102,18 @@ def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a stored run.", metavar="RUN")],
     data_dir: options.DataDir = None,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped; it ends as if it had not been."""
-    with show.following(1, "resume") as report:
-        found = runner.resume(folder, data_dir=data_dir, report=report)
+    with writing(csv, tensorboard) as files, live.following(1, "resume") as follow:
+        found = runner.resume(folder, data_dir=data_dir, report=both(follow, files))
     _print_run(found, json)
 
 
 def compare(
-    task: options.TaskName,
+    task: options.TaskName = "digits",
     algorithms: options.Algorithms = "all",
     seeds: options.Seeds = 5,
     first_seed: options.FirstSeed = 0,
@@ -113,7 +125,20 @@ def compare(
     engine: options.Engine = "simulation",
     jobs: options.Jobs = None,
     fresh: options.Fresh = False,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Add simulated seconds and megabytes: {options.NETWORKS}. Without a name, all: for which links "
+            "laziness pays.",
+            metavar="[NAME]",
+        ),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw loss against uploads and bits into this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write a report (HTML) to this file.", dir_okay=False)
+    ] = None,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
@@ -126,19 +151,32 @@ def compare(
         for name in options.split_algorithms(algorithms)
     ]
     target = found[0].until.get("loss")
+    links = [] if network is None else clock.networks(network)
+    for known in links:
+        known.per_worker(found[0].workers)
     if plot:
-        _check_plot(plot)
-    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir)
+        plots.check(plot)
+    files = {"csv": csv, "tensorboard": tensorboard}
+    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, **files)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
-    _print_comparison(runs, target, f"{_name(task, setting, values)}, {goal} ({show.seeds_of(seeds)})", json)
+    link = links[0] if len(links) == 1 else None
+    titled = f"{_name(task, setting, values)}, {goal} ({words.seeds_of(seeds)})"
+    if len(links) > 1:
+        _print_links(runs, target, titled, json, links)
+    else:
+        _print_comparison(runs, target, titled, json, link)
+    said = []
     if plot:
-        path = _plot(runs, plot, _name(task, setting, values))
-        if not json:
-            out.print(f"Plot: {path}" if path else "No plot: every run diverged.", soft_wrap=True)
+        drawn = plots.comparison(runs, plot, _name(task, setting, values), link)
+        said.append(f"Plot: {plot}" if drawn else "No plot: every run diverged.")
+    if report:
+        page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
+        said.append(f"Report: {report}")
     if not json:
-        out.print(f"Runs: {out_dir}/", soft_wrap=True)
+        for line in (*said, f"Runs: {out_dir}/"):
+            out.print(line, soft_wrap=True)
 
 
 def tune(
@@ -176,8 +214,8 @@ def tune(
         table.add_column(column, justify="right")
     for point in ranked:
         counts, row = point.summary.counts, point.summary
-        spent = [show.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
-        loss = "diverged" if row.diverged else show.plus_minus(row.loss)
+        spent = [words.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
+        loss = "diverged" if row.diverged else words.plus_minus(row.loss)
         table.add_row(*(str(value) for value in point.values.values()), loss, *spent)
     out.print(show.titled(f"{algorithm} on {_name(task, setting, values)}, best first", table))
     if all(point.summary.diverged for point in ranked):
@@ -187,12 +225,24 @@ def tune(
     out.print(f"Best: {best}", soft_wrap=True)
 
 
-def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool) -> None:
-    summaries = comparing.summarise(runs, target)
+def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool, network: Network | None) -> None:
+    summaries = comparing.summarise(runs, target, network)
     if json:
         print_json([summary.to_dict() for summary in summaries])
     else:
-        out.print(show.comparison(summaries, title, target))
+        out.print(show.comparison(summaries, title, target, network))
+
+
+def _print_links(runs: list[Run], target: float | None, title: str, json: bool, links: list[Network]) -> None:
+    """Print the simulated times on every network, and for which of them laziness pays."""
+    goal = comparing.shared_target(runs) if target is None else target
+    timed = {link.name: comparing.summarise(runs, goal, link) for link in links}
+    if json:
+        print_json({name: [summary.to_dict() for summary in rows] for name, rows in timed.items()})
+        return
+    out.print(show.times(timed, f"{title}: simulated time to loss {goal:g}, and how many times faster than sgd"))
+    for line in verdict.links(timed):
+        out.print(line, soft_wrap=True)
 
 
 def _name(task: str, setting: str, changes: dict[str, Any]) -> str:
@@ -215,15 +265,3 @@ def _print_run(found: Run, json: bool) -> None:
         message = found.meta.get("message", "the run diverged")
         err.print(f"lasg: {message}", style="red", soft_wrap=True)
         raise typer.Exit(1)
-
-
-def _check_plot(path: Path) -> None:
-    from lasg.report import plots
-
-    plots.check(path)
-
-
-def _plot(runs: list[Run], path: Path, title: str) -> Path | None:
-    from lasg.report import plots
-
-    return path if plots.comparison(runs, path, title) else None

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import data, experiments, lists, paper
+from lasg.cli import data, experiments, figure, lists, paper, report
 from lasg.cli.show import err
 from lasg.errors import LasgError
+from lasg.experiments.clock import EVERY
 
 try:
     from typer.exceptions import TyperException as UsageProblem
@@ -27,6 +28,8 @@ app = typer.Typer(
 )
 experiments.register(app)
 app.command()(paper.paper)
+app.command()(figure.figure)
+app.command()(report.report)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
 
@@ -52,7 +55,8 @@ STOPPED = "stopped. Runs under way can be continued: lasg resume RUN"
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 done, 1 the run failed, 2 the input was wrong, 130 stopped."""
     try:
-        result = app(arguments if arguments is not None else sys.argv[1:], standalone_mode=False)
+        given = arguments if arguments is not None else sys.argv[1:]
+        result = app(_with_values(given), standalone_mode=False)
     except LasgError as error:
         return _fail(str(error), 2)
     except UsageProblem as error:
@@ -64,6 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
     if result == 130:  # what typer makes of Ctrl-C
         return _fail(STOPPED, 130)
     return result if isinstance(result, int) else 0
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """Give `--network` without a name the value that means all: typer has no options whose value is optional."""
+    found = []
+    for word, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+        found.append(f"{word}={EVERY}" if word == "--network" and after.startswith("-") else word)
+    return found
 
 
 def _fail(message: str, code: int) -> int:

@@ -57,6 +57,14 @@ DataDir = Annotated[
 Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one a core.", min=1)]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
+NETWORKS = "datacenter, cross-region, home, mobile, lora, one with changes such as mobile:up=2e6, or a .toml file"
+Csv = Annotated[
+    Path | None, typer.Option("--csv", help="Also write every evaluation to this file as it comes.", dir_okay=False)
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", help="Also write scalars for TensorBoard into this folder.", file_okay=False),
+]
 Engine = Annotated[str, typer.Option(help="What carries the messages: simulation.")]
 
 

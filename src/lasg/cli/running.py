@@ -1,57 +1,65 @@
-"""Runs for the command line: data first, then the runs, with progress."""
+"""Runs for the command line: data first, then the runs, with progress and, if wished, their numbers in files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from lasg.cli import show
-from lasg.data.cache import Progress as Told
+from lasg.cli import live
 from lasg.data.loaders import is_embedded, load
 from lasg.experiments import pool
 from lasg.experiments.spec import Spec
+from lasg.experiments.status import Report, Status
 from lasg.experiments.store import Run
+from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
 
 RUNS = Path("runs")
 
 
 def run_all(
-    listed: list[Spec],
+    listed: Sequence[Spec],
     out_dir: Path,
     what: str,
     *,
     jobs: int | None,
     fresh: bool = False,
     data_dir: Path | None = None,
+    csv: Path | None = None,
+    tensorboard: Path | None = None,
 ) -> list[Run]:
-    """Fetch and prepare the data once, before processes share it; then run the specs. Shows progress for both."""
-    with fetching() as told:
-        for name in sorted({spec.data for spec in listed}):
-            if not is_embedded(name):
-                load(name, data_dir=data_dir, progress=told)
-    with show.following(len(listed), what) as report:
-        return pool.run_all(listed, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
+    """Fetch and prepare the data once, before processes share it; then run the specs. Shows progress for both.
+
+    A spec that is listed twice runs once.
+    """
+    once = {spec.digest: spec for spec in listed}
+    with writing(csv, tensorboard) as files:
+        with live.fetching() as told:
+            for name in sorted({spec.data for spec in listed}):
+                if not is_embedded(name):
+                    load(name, data_dir=data_dir, progress=told)
+        with live.following(len(once), what) as follow:
+            report = both(follow, files)
+            some = list(once.values())
+            done = pool.run_all(some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
+    runs = dict(zip(once, done, strict=True))
+    return [runs[spec.digest] for spec in listed]
 
 
-@contextmanager
-def fetching() -> Iterator[Told]:
-    """Show a bar for each thing that is downloaded or prepared; give the function to tell it to."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=show.err, transient=True, disable=not show.err.is_terminal) as bars:
-        tasks = {}
+def both(first: Report, second: Report) -> Report:
+    """Return a function that reports to two."""
 
-        def told(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+    def report(status: Status) -> None:
+        first(status)
+        second(status)
 
-        yield told
+    return report
+
+
+def writing(csv: Path | None, tensorboard: Path | None) -> Sinks:
+    """Open the files that the options --csv and --tensorboard name."""
+    found: list[Sink] = []
+    if tensorboard is not None:
+        found.append(TensorBoard(tensorboard))
+    if csv is not None:
+        found.append(Csv(csv))
+    return Sinks(*found)

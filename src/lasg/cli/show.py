@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from lasg.core.ledger import COUNTS
-from lasg.experiments.compare import Spread, Summary
-from lasg.experiments.runner import Report, Status
+from lasg.core.network import Network
+from lasg.experiments.compare import Summary
 from lasg.experiments.store import Run
+from lasg.experiments.words import duration, factor, plus_minus, short, small
 
 
 def _console(stderr: bool) -> Console:
@@ -37,55 +36,43 @@ def print_json(value: Any) -> None:
     out.file.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
-def short(value: float) -> str:
-    """Write a count in at most four digits: 950, 12.3k, 4.56M."""
-    if not math.isfinite(value):
-        return str(value)
-    for size, unit in ((999.5e9, "T"), (999.5e6, "G"), (999.5e3, "M"), (9999.5, "k")):
-        if abs(value) >= size:
-            scaled = value / {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}[unit]
-            return f"{scaled:.{max(0, 2 - int(math.log10(abs(scaled))))}f}{unit}"
-    return f"{value:.0f}"
-
-
-def seeds_of(count: int) -> str:
-    """Write over how many seeds a mean was taken."""
-    return "1 seed" if count == 1 else f"mean of {count} seeds"
-
-
-def factor(value: float | None) -> str:
-    """Write a saving: 4.3x, 41x."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}x" if value >= 9.95 else f"{value:.1f}x"
-
-
-def plus_minus(value: Spread, digits: int = 4) -> str:
-    """Write a mean and its spread."""
-    return f"{value.mean:.{digits}f} ± {value.std:.{digits}f}"
-
-
-def comparison(summaries: Sequence[Summary], title: str, target: float | None) -> Group:
+def comparison(summaries: Sequence[Summary], title: str, target: float | None, network: Network | None = None) -> Group:
     """Return the table of a comparison."""
     table = new_table()
     table.add_column("algorithm", no_wrap=True, min_width=9)
     names = ("iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations")
-    for name in (*names, *(() if target else ("loss",)), "fewer\nuploads", "fewer\nupload bits"):
+    timed = () if network is None else ("MB", f"time\n({network.name})", "times\nfaster")
+    for name in (*names, *(() if target else ("loss",)), "fewer\nuploads", "fewer\nupload bits", *timed):
         table.add_column(name, justify="right")
     for row in summaries:
-        table.add_row(*_cells(row, target))
+        table.add_row(*_cells(row, target, network))
     return titled(title, table)
 
 
-def _cells(row: Summary, target: float | None) -> list[str]:
+def _cells(row: Summary, target: float | None, network: Network | None) -> list[str]:
     if row.diverged:
-        return [row.algorithm, f"diverged ({row.diverged} of {row.seeds} seeds)"]
+        return [row.label, f"diverged ({row.diverged} of {row.seeds} seeds)"]
     if not row.counts:
         missed = row.seeds - row.reached
-        return [row.algorithm, "not reached" if missed == row.seeds else f"not reached ({missed} of {row.seeds} seeds)"]
+        return [row.label, "not reached" if missed == row.seeds else f"not reached ({missed} of {row.seeds} seeds)"]
     counts = [short(row.counts[name].mean) for name in ("iterations", "uploads", "bits_up", "bits_down", "gradients")]
     loss = [] if target else [plus_minus(row.loss)]
-    return [row.algorithm, *counts, *loss, factor(row.fewer_uploads), factor(row.fewer_bits)]
+    timed = []
+    if network is not None:
+        timed = [small(row.megabytes or 0), duration(row.counts["seconds"].mean), factor(row.faster)]
+    return [row.label, *counts, *loss, factor(row.fewer_uploads), factor(row.fewer_bits), *timed]
+
+
+def times(timed: Mapping[str, Sequence[Summary]], title: str) -> Group:
+    """Return the table of simulated times: a row an algorithm, a column a network."""
+    table = new_table()
+    table.add_column("algorithm", no_wrap=True)
+    for name in timed:
+        table.add_column(name, justify="right", no_wrap=True)
+    for rows in zip(*timed.values(), strict=True):
+        cells = [f"{duration(r.counts['seconds'].mean)} {factor(r.faster):>5}" if r.counts else "-" for r in rows]
+        table.add_row(rows[0].label, *cells)
+    return titled(title, table)
 
 
 def new_table() -> Table:
@@ -96,34 +83,6 @@ def new_table() -> Table:
 def titled(title: str, table: Table) -> Group:
     """Return a table under its title, which may be wider than the table."""
     return Group(Text(title, style="bold"), table)
-
-
-@contextmanager
-def following(total: int, what: str) -> Iterator[Report]:
-    """Show a bar over all runs and one a run under way, with its loss; give the function to report to."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn() if total > 1 else TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    whole = progress.add_task(what, total=total if total > 1 else 1.0, note="")
-    shares: dict[str, float] = {}
-
-    def report(status: Status) -> None:
-        shares[status.spec.label] = status.share
-        saved = 1 - status.ledger.uploads / max(1, status.ledger.rounds * status.spec.workers)
-        name = f"{status.spec.algorithm} seed {status.spec.seed}: " if total > 1 else ""
-        note = f"{name}loss {status.loss:.4f}, {100 * saved:.0f} % of uploads saved"
-        progress.update(whole, completed=sum(shares.values()), note=note)
-
-    with progress:
-        yield report
 
 
 def outcome(run: Run) -> Group:

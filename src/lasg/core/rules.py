@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -62,6 +62,15 @@ class Rule:
     def periodic(self) -> bool:
         """Whether uploads are forced when k mod D = 0 (with the snapshot) instead of when tau >= D."""
         return self.probe == "snapshot"
+
+    def points(self, k: Any, D: int) -> Any:
+        """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
+
+        1 where the two models coincide: at first, and whenever the snapshot is taken.
+        """
+        if self.probe is None:
+            return 1 + 0 * k
+        return 2 - (k % D == 0) if self.periodic else 2 - (k == 0)
 
 
 def lag(now: Record, last: Record) -> Array:

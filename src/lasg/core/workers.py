@@ -109,15 +109,12 @@ class Workers:
         """Return the record of now, and the gradient evaluations it took."""
         theta, count = opened.theta, len(self.ids) if rows is None else len(rows)
         moved = None
-        if self.rule.probe is None:
-            points = [theta]
-        elif self.rule.probe == "snapshot":
-            points = [theta] if self.snapshot is theta else [theta, self.snapshot]
-        else:
+        points = [theta]
+        if self.rule.points(opened.k, self.D) > 1:
+            points.append(self.snapshot if self.iterates is None else self.iterates.rows(rows))
+        if self.rule.estimate:
             assert self.iterates is not None
-            points = [theta] if opened.k == 0 else [theta, self.iterates.rows(rows)]
-            if self.rule.estimate:
-                moved = self.iterates.moved(theta, rows) if opened.k else np.zeros(count)
+            moved = self.iterates.moved(theta, rows) if opened.k else np.zeros(count)
         found = self._work(opened, points, rows)
         probe = found[-1] if self.rule.probe else None
         return Record(theta=theta, grad=found[0], probe=probe, moved=moved), count * len(points) * self.H

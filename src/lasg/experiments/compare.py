@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 
 from lasg.core.ledger import COUNTS
+from lasg.core.network import Network
+from lasg.errors import LasgError
+from lasg.experiments import clock
+from lasg.experiments.series import Series, series
 from lasg.experiments.store import Run
 
 BASELINE = "sgd"
+SPENT = (*COUNTS, "bits_total")
+"""What is summed up of every run; with a network also seconds."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +38,23 @@ class Spread:
 class Summary:
     """One algorithm over its seeds."""
 
+    label: str
+    """The algorithm, and what tells it from another setting of it."""
     algorithm: str
     seeds: int
     reached: int
     """Seeds that reached the target loss; all of them where there is no target."""
     diverged: int
     counts: Mapping[str, Spread]
-    """The ledger when the loss was reached, or at the end; empty unless every seed got there."""
+    """`SPENT` when the loss was reached, or at the end; empty unless every seed got there. With a network, seconds."""
     loss: Spread
     accuracy: Spread | None
     fewer_uploads: float | None
     """SGD's uploads / this one's."""
     fewer_bits: float | None
     """SGD's upload bits / this one's."""
+    faster: float | None = None
+    """SGD's simulated seconds / this one's, where there is a network."""
 
     @property
     def complete(self) -> bool:
@@ -59,27 +69,33 @@ class Summary:
             "reached": self.reached,
             "diverged": self.diverged,
         }
-        for name in COUNTS:
+        timed = ("seconds",) if "seconds" in self.counts else ()
+        for name in (*SPENT, *timed):
             found = self.counts.get(name)
             values[name], values[f"{name}_spread"] = (found.mean, found.std) if found else (None, None)
         values |= {"loss": _number(self.loss.mean), "loss_spread": _number(self.loss.std)}
         values["accuracy"] = self.accuracy.mean if self.accuracy else None
         values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
+        if timed:
+            values |= {"megabytes": self.megabytes, "faster": self.faster}
         return values
+
+    @property
+    def megabytes(self) -> float | None:
+        """What travelled, both ways, in 10^6 bytes."""
+        return self.counts["bits_total"].mean / 8e6 if self.counts else None
 
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def summarise(runs: Iterable[Run], target: float | None) -> list[Summary]:
-    """Summarise runs by algorithm, in order of appearance, against the runs of sgd among them."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.spec.algorithm, []).append(run)
-    counts = {name: _counts(group, target) for name, group in groups.items()}
-    baseline = counts.get(BASELINE, {})
-    return [_summary(name, group, target, counts[name], baseline) for name, group in groups.items()]
+def summarise(runs: Iterable[Run], target: float | None, network: Network | None = None) -> list[Summary]:
+    """Summarise runs by series, in order of appearance, against the runs of sgd among them."""
+    groups = series(runs)
+    counts = [_counts(group, target, network) for group in groups]
+    baseline = next((c for group, c in zip(groups, counts, strict=True) if group.algorithm == BASELINE), {})
+    return [_summary(group, target, found, baseline) for group, found in zip(groups, counts, strict=True)]
 
 
 def row_at(run: Run, target: float | None) -> int | None:
@@ -91,35 +107,69 @@ def row_at(run: Run, target: float | None) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def _counts(group: Sequence[Run], target: float | None) -> dict[str, Spread]:
-    rows = [row_at(run, target) for run in group]
-    if None in rows or any(run.status == "diverged" for run in group):
+def shared_target(runs: Sequence[Run]) -> float:
+    """Return a loss at which to compare runs: the one they were to reach; else one that they did reach.
+
+    That is the loss which every seed of every series reached, rounded up to two digits; or, where somebody stayed
+    more than a tenth above sgd, the loss which every seed of sgd reached. Diverged series do not count.
+    """
+    goals = {run.spec.until.get("loss") for run in runs}
+    if len(goals) == 1 and None not in goals:
+        return float(goals.pop() or 0)
+    lowest = {
+        one.label: (one.algorithm, max(float(run.trace["loss"].min()) for run in one.runs))
+        for one in series(runs)
+        if not one.diverged
+    }
+    if not lowest:
+        raise LasgError("every run diverged: there is nothing to compare")
+    everybody = max(loss for _, loss in lowest.values())
+    baseline = [loss for name, loss in lowest.values() if name == BASELINE]
+    return _rounded_up(everybody if not baseline or everybody <= 1.1 * baseline[0] else baseline[0])
+
+
+def _rounded_up(value: float) -> float:
+    """Round a positive number up to two digits; others stay."""
+    if value <= 0:
+        return value
+    scale = 10.0 ** (1 - math.floor(math.log10(value)))
+    return math.ceil(round(value * scale, 6)) / scale
+
+
+def _counts(group: Series, target: float | None, network: Network | None) -> dict[str, Spread]:
+    rows = [row_at(run, target) for run in group.runs]
+    if None in rows or group.diverged:
         return {}
-    found = [(run, row) for run, row in zip(group, rows, strict=True) if row is not None]
-    return {name: Spread.of([float(run.trace[name][row]) for run, row in found]) for name in COUNTS}
+    found = [(spent(run, network), row) for run, row in zip(group.runs, rows, strict=True) if row is not None]
+    return {name: Spread.of([float(columns[name][row]) for columns, row in found]) for name in found[0][0]}
+
+
+def spent(run: Run, network: Network | None) -> dict[str, Any]:
+    """Return `SPENT` at every evaluation, and the simulated seconds where there is a network."""
+    columns = {name: run.trace[name] for name in COUNTS} | {"bits_total": clock.bits_total(run)}
+    return columns if network is None else columns | {"seconds": clock.seconds(run, network)}
 
 
 def _summary(
-    name: str,
-    group: Sequence[Run],
-    target: float | None,
-    counts: Mapping[str, Spread],
-    baseline: Mapping[str, Spread],
+    group: Series, target: float | None, counts: Mapping[str, Spread], baseline: Mapping[str, Spread]
 ) -> Summary:
-    diverged = sum(run.status == "diverged" for run in group)
-    accuracies = [float(run.trace["accuracy"][-1]) for run in group]
-    ratios = {
-        key: baseline[key].mean / counts[key].mean if counts and baseline and counts[key].mean else None
-        for key in ("uploads", "bits_up")
-    }
+    accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
+    losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
+
+    def ratio(key: str) -> float | None:
+        known = key in counts and key in baseline and counts[key].mean
+        return baseline[key].mean / counts[key].mean if known else None
+
     return Summary(
-        algorithm=name,
-        seeds=len(group),
-        reached=sum(row_at(run, target) is not None for run in group),
-        diverged=diverged,
+        label=group.label,
+        algorithm=group.algorithm,
+        seeds=len(group.runs),
+        reached=sum(row_at(run, target) is not None for run in group.runs),
+        diverged=group.diverged,
         counts=counts,
-        loss=Spread.of([math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group]),
+        loss=Spread.of(losses),
         accuracy=None if any(map(math.isnan, accuracies)) else Spread.of(accuracies),
-        fewer_uploads=ratios["uploads"],
-        fewer_bits=ratios["bits_up"],
+        fewer_uploads=ratio("uploads"),
+        fewer_bits=ratio("bits_up"),
+        faster=ratio("seconds"),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
@@ -194,8 +195,10 @@ TOY: dict[str, dict[str, Any]] = {
     "lasg-wk2 c=0.1": {"algorithm": "lasg-wk2", "c": 0.1},
 }
 """The series of the toy figure (toyexample): c in units of 1 / (eta^2 M^2); the paper has 0.4 and 4."""
-TOY_TASKS = ("covtype-lr", "mnist-lr")
+TOY_LASG = "lasg-wk2 c=0.1"
+TOY_PAIRS = {"covtype-lr": ("lag-wk c=0.4", "lag-wk c=4"), "mnist-lr": ("lag-wk c=0.4", "lag-wk c=1")}
 """Where it is drawn: covtype shows the paper's picture with its two values of c, mnist with 0.4 and 1."""
+TOY_TASKS = tuple(TOY_PAIRS)
 
 
 def toy_specs(name: str, seeds: Sequence[int], iterations: int, setting: str) -> dict[str, list[Spec]]:
@@ -206,13 +209,17 @@ def toy_specs(name: str, seeds: Sequence[int], iterations: int, setting: str) ->
     }
 
 
+def uploads_per(runs: Sequence[Run], epoch: int) -> npt.NDArray[np.float64]:
+    """Return the uploads in every `epoch` rounds, mean over runs."""
+    totals = [run.uploads.sum(1) for run in runs]
+    whole = min(len(total) for total in totals) // epoch * epoch
+    found: npt.NDArray[Any] = np.mean([total[:whole].reshape(-1, epoch).sum(1) for total in totals], axis=0)
+    return found
+
+
 def toy_rows(runs: Mapping[str, Sequence[Run]], epoch: int = 10) -> list[dict[str, Any]]:
     """Return uploads per `epoch` iterations, mean over seeds, one column a series."""
-    series = {}
-    for label, group in runs.items():
-        totals = [run.uploads.sum(1) for run in group]
-        whole = min(len(total) for total in totals) // epoch * epoch
-        series[label] = np.mean([total[:whole].reshape(-1, epoch).sum(1) for total in totals], axis=0)
+    series = {label: uploads_per(group, epoch) for label, group in runs.items()}
     length = min(len(values) for values in series.values())
     return [
         {"iteration": epoch * i, **{label: float(values[i]) for label, values in series.items()}} for i in range(length)

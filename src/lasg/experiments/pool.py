@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lasg.errors import LasgError
-from lasg.experiments.runner import Report, Status, run_or_read
+from lasg.experiments.runner import run_or_read
 from lasg.experiments.spec import Spec
+from lasg.experiments.status import Report, Status
 from lasg.experiments.store import Run
+
+LAST_WORD_SECONDS = 5.0
+"""How long the last report of a finished run is waited for."""
 
 _reports: Any = None
 
@@ -86,14 +90,19 @@ def _one(spec: Spec, out: Path, fresh: bool, data_dir: Path | None) -> Run:
 def _follow(futures: Sequence[Future[Run]], reports: Any, report: Report | None) -> None:
     """Pass on what the processes report until all are done or one failed."""
     pending = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
+    ended = 0
+    while pending or ended < len(futures):
+        done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED) if pending else (set(), pending)
         for future in done:
             future.result()
-        while True:
-            try:
-                status: Status = reports.get_nowait()
-            except queue.Empty:
-                break
-            if report is not None:
-                report(status)
+        # The last word of a run may arrive a moment after its result: it is waited for.
+        timeout = 0.0 if pending else LAST_WORD_SECONDS
+        try:
+            while ended < len(futures):
+                status: Status = reports.get(timeout=timeout) if timeout else reports.get_nowait()
+                ended += status.share >= 1
+                if report is not None:
+                    report(status)
+        except queue.Empty:
+            if not pending:
+                return

@@ -6,39 +6,27 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from lasg.core.ledger import Ledger
 from lasg.engines.simulation import Simulation
 from lasg.errors import Diverged, LasgError
 from lasg.experiments import build, store
 from lasg.experiments.files import locked, sweep
 from lasg.experiments.spec import Spec
+from lasg.experiments.status import Report, Status, of_stored
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
 from lasg.problems.regression import Regression
 
 CHECKPOINT_SECONDS = 10.0
 REPORT_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run is."""
-
-    spec: Spec
-    share: float
-    """Of the budget that is furthest spent, 0 to 1."""
-    ledger: Ledger
-    loss: float
-
-
-Report = Callable[[Status], None]
+ALMOST = 0.999
+"""The share of a run that has not ended yet, at most."""
 
 
 @dataclass
@@ -53,6 +41,7 @@ class Job:
     seconds: float = 0.0
     message: str = ""
     _report_due: float = field(default=0.0, repr=False)
+    _reported: int = field(default=0, repr=False)
 
     @classmethod
     def of(cls, spec: Spec, data_dir: Path | None) -> Job:
@@ -88,7 +77,7 @@ class Job:
                     self.evaluate()
                 if report is not None and now >= self._report_due:
                     self._report_due = now + REPORT_SECONDS
-                    report(Status(self.spec, min(1.0, self.share()), self.simulation.ledger, self.loss))
+                    report(self.status(min(ALMOST, self.share())))
                 if checkpoint is not None and now - saved > CHECKPOINT_SECONDS:
                     checkpoint()
                     saved = time.monotonic()
@@ -98,6 +87,12 @@ class Job:
             self.message = str(error)
             return "diverged"
         return "done"
+
+    def status(self, share: float) -> Status:
+        """Return how far the run is, with the evaluations that were not reported yet."""
+        rows = tuple(self.trace.evaluations[self._reported :])
+        self._reported += len(rows)
+        return Status(self.spec, share, replace(self.simulation.ledger), self.loss, self.seconds, rows)
 
     def evaluate(self) -> None:
         """Measure loss and accuracy now, and plan the next time."""
@@ -151,7 +146,10 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     stored = store.read(folder)
     if stored.status != "running":
-        return _mended(stored)
+        mended = _mended(stored)
+        if report is not None:
+            report(of_stored(mended))
+        return mended
     with _steadily():
         job = Job.of(stored.spec, data_dir)
         found = build.dataset(stored.spec.data, data_dir).sha256
@@ -178,6 +176,7 @@ def _mended(stored: Run) -> Run:
         if state is None:
             raise
         store.write_trace(stored.folder, state["trace"])
+        return store.read(stored.folder)
     return stored
 
 
@@ -193,7 +192,7 @@ def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None)
     store.write_meta(folder, meta)
     sweep(folder)
     if report is not None:
-        report(Status(job.spec, 1.0, job.simulation.ledger, job.loss))
+        report(job.status(1.0))
     return Run(folder, job.spec, meta)
 
 
@@ -217,5 +216,9 @@ def run_or_read(
         same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
         same_data = stored.meta["data_sha256"] == build.dataset(spec.data, data_dir).sha256
         if stored.spec == spec and same_code and same_data:
-            return stored if stored.status != "running" else resume(folder, data_dir=data_dir, report=report)
+            if stored.status == "running":
+                return resume(folder, data_dir=data_dir, report=report)
+            if report is not None:
+                report(of_stored(stored))
+            return stored
     return run(spec, folder, data_dir=data_dir, report=report)

@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lasg.errors import LasgError
 from lasg.experiments import spec as specs
 from lasg.experiments.files import LOCK, sweep, write_atomically
 from lasg.experiments.spec import Spec
-from lasg.experiments.trace import Arrays, unpack_uploads
+from lasg.experiments.trace import Arrays, check, unpack_uploads
 
 FORMAT = 1
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
@@ -44,9 +45,14 @@ class Run:
         path = self.folder / TRACE
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                return {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                arrays = {name: stored[name] for name in stored.files}
+            check(arrays, self.spec)
+        except FileNotFoundError:
+            todo = "goes on with it" if self.status == "running" else "writes it anew"
+            raise LasgError(f"{self.folder} has no {TRACE} yet: `lasg resume {self.folder}` {todo}") from None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
+        return arrays
 
     @property
     def uploads(self) -> npt.NDArray[np.bool_]:

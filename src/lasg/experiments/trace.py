@@ -10,9 +10,12 @@ import numpy.typing as npt
 
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.engines.simulation import Round
+from lasg.experiments.spec import Spec
 
 EVALUATED = (*COUNTS, "loss", "accuracy")
 """The columns of an evaluation."""
+ROUNDS = ("uploaded", "threshold", "watched_tau", "watched_left")
+"""The arrays that have one row a round."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -66,10 +69,24 @@ class Trace:
         """Go on from stored arrays."""
         columns = [arrays[name].tolist() for name in EVALUATED]
         self.evaluations = list(zip(*columns, strict=True))
-        self._stored = {name: arrays[name] for name in ("uploaded", "threshold", "watched_tau", "watched_left")}
+        self._stored = {name: arrays[name] for name in ROUNDS}
         self._masks, self._watched = [], []
 
 
 def unpack_uploads(packed: npt.NDArray[np.uint8], workers: int) -> npt.NDArray[np.bool_]:
     """Return who uploaded as `(rounds, workers)`."""
     return np.unpackbits(packed, axis=1, count=workers).astype(np.bool_)
+
+
+def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec) -> None:
+    """Refuse, with a ValueError, arrays that are not the whole trace of a run of `spec`."""
+    missing = [name for name in (*EVALUATED, *ROUNDS) if name not in arrays]
+    if missing:
+        raise ValueError(f"it has no array {missing[0]}")
+    if len({arrays[name].shape for name in EVALUATED}) != 1 or arrays["loss"].ndim != 1 or not len(arrays["loss"]):
+        raise ValueError("its evaluations are cut short")
+    rounds, watched = arrays["uploaded"].shape[0], len(spec.watched)
+    shapes = {"uploaded": (rounds, -(-spec.workers // 8)), "threshold": (rounds,)}
+    shapes |= dict.fromkeys(("watched_tau", "watched_left"), (rounds, watched))
+    if any(arrays[name].shape != shape for name, shape in shapes.items()) or rounds < arrays["rounds"].max():
+        raise ValueError("its rounds are cut short")

@@ -1,36 +1,54 @@
-"""Pictures of stored runs."""
+"""Pictures of stored runs, drawn with matplotlib: SVG, PNG and PDF. The same runs give the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lasg.core.algorithms import ALGORITHMS
+from lasg.core.network import PRESETS, Network
 from lasg.errors import LasgError, missing_extra
+from lasg.experiments.compare import shared_target, summarise
+from lasg.experiments.files import write_atomically
+from lasg.experiments.paper import uploads_per
+from lasg.experiments.series import Series, in_order, series
 from lasg.experiments.store import Run
+from lasg.report.curves import mean_curve, staleness
+from lasg.report.style import LINES, MARKERS, Style, style, styles
 
-# Okabe and Ito's colours, told apart by colour-blind readers: one a rule. Quantised algorithms are dashed.
-_RULE_COLOURS = {
-    "always": "#000000",
-    "lag": "#999999",
-    "wk1": "#E69F00",
-    "wk2": "#0072B2",
-    "ps": "#009E73",
-    "pse": "#D55E00",
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png", "pdf")
+LABELS = {
+    "iterations": "iterations",
+    "uploads": "uploads",
+    "bits_up": "bits uploaded",
+    "gradients": "gradient evaluations",
+    "seconds": "simulated seconds",
+    "loss": "training loss",
+    "accuracy": "test accuracy (%)",
 }
-_LOCAL_COLOUR = "#CC79A7"
-
-
-def style(name: str) -> dict[str, Any]:
-    """Return the colour and line of an algorithm: the same everywhere."""
-    known = ALGORITHMS.get(name)
-    if known is None:
-        return {"color": "#56B4E9", "linestyle": "-."}
-    colour = _LOCAL_COLOUR if known.local else _RULE_COLOURS[known.rule.name]
-    return {"color": colour, "linestyle": "--" if known.quantised else "-"}
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "lasg",
+    "svg.fonttype": "path",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "text.parse_math": False,
+}
+NOBODY = "every run diverged: there is no curve to draw"
 
 
 def check(path: Path) -> None:
@@ -44,49 +62,293 @@ def check(path: Path) -> None:
         raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(kinds)}")
 
 
-def comparison(runs: Sequence[Run], path: Path, title: str) -> bool:
-    """Draw loss against uploads and against upload bits, one curve an algorithm (mean over seeds).
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all, without the date, so that the same picture is the same file."""
+    from matplotlib import rc_context
+
+    kind = path.suffix[1:].lower()
+    dated = {"svg": "Date", "svgz": "Date", "pdf": "CreationDate", "ps": "CreationDate", "eps": "CreationDate"}
+    buffer = io.BytesIO()
+    with rc_context(SETTINGS):
+        figure.savefig(buffer, format=kind, dpi=150, metadata={dated[kind]: None} if kind in {"svg", "pdf"} else None)
+    write_atomically(path, buffer.getvalue())
+
+
+def draw(kind: str, runs: Sequence[Run], title: str) -> Figure:
+    """Draw a figure of one of the `KINDS`."""
+    from matplotlib import rc_context
+
+    with rc_context(SETTINGS):
+        figure = KINDS[kind](runs)
+        # The legends stand outside of the axes, so the title goes above all of it.
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        return figure
+
+
+def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
+    """Draw loss against uploads and upload bits, and against simulated seconds where there is a network.
 
     Diverged runs are left out; returns False, and draws nothing, if no other is left.
     """
-    check(path)
-    runs = [run for run in runs if run.status != "diverged"]
-    if not runs:
-        return False
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+    from matplotlib import rc_context
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.spec.algorithm, []).append(run)
-    for axis, (column, label) in zip(axes, (("uploads", "uploads"), ("bits_up", "bits uploaded")), strict=True):
-        for name, group in groups.items():
-            x, y = mean_curve(group, column)
-            axis.plot(x, y, label=name, linewidth=1.6, **style(name))
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.set_xlabel(label)
-        axis.grid(True, which="both", color="#dddddd", linewidth=0.5)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("training loss")
-    figure.suptitle(title)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise LasgError(f"cannot write the plot {path}: {error}") from None
+    check(path)
+    if all(run.status == "diverged" for run in runs):
+        return False
+    columns = ["uploads", "bits_up", *([] if network is None else ["seconds"])]
+    with rc_context(SETTINGS):
+        figure = _panels(series(runs), [(column, "loss") for column in columns], network)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    save(figure, path)
     return True
 
 
-def mean_curve(runs: Sequence[Run], column: str) -> tuple[Any, Any]:
-    """Return a count and the loss at the evaluations that all runs have, averaged; the start (count 0) left out."""
-    length = min(len(run.trace["loss"]) for run in runs)
-    x = np.mean([run.trace[column][:length] for run in runs], axis=0)
-    y = np.mean([run.trace["loss"][:length] for run in runs], axis=0)
-    return x[x > 0], y[x > 0]
+# -- curves of many algorithms -----------------------------------------------------------------------------
+
+
+def curves(runs: Sequence[Run]) -> Figure:
+    """Loss against iterations, uploads and upload bits: mean over seeds, the band one standard deviation."""
+    return _panels(in_order(series(runs)), [("iterations", "loss"), ("uploads", "loss"), ("bits_up", "loss")])
+
+
+def gradients(runs: Sequence[Run]) -> Figure:
+    """Loss against gradient evaluations."""
+    return _panels(in_order(series(runs)), [("gradients", "loss")])
+
+
+def trials(runs: Sequence[Run]) -> Figure:
+    """Loss and test accuracy against uploads and iterations, over many seeds."""
+    shown = in_order(series(runs))
+    pairs = [("uploads", "loss"), ("uploads", "accuracy"), ("iterations", "loss"), ("iterations", "accuracy")]
+    if any(np.isnan(run.trace["accuracy"]).any() for run in runs):
+        raise LasgError(f"{runs[0].spec.data} has no test set, so there is no test accuracy to draw")
+    return _panels(shown, pairs, columns=2)
+
+
+def _panels(
+    shown: Sequence[Series],
+    pairs: Sequence[tuple[str, str]],
+    network: Network | None = None,
+    columns: int | None = None,
+) -> Figure:
+    """Draw one panel a pair (x, y), a curve a series; one legend for all, to the right."""
+    from matplotlib.figure import Figure
+
+    if all(one.diverged == len(one.runs) for one in shown):
+        raise LasgError(NOBODY)
+    width = columns or len(pairs)
+    height = -(-len(pairs) // width)
+    figure = Figure(figsize=(3.9 * width + 1.6, 3.3 * height + 0.6), layout="constrained")
+    axes = figure.subplots(height, width, squeeze=False).ravel()
+    for axis, (x, y) in zip(axes, pairs, strict=True):
+        for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
+            _curve(axis, one, look, (x, y), place, network)
+        _axes(axis, x, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
+    seeds = max(len(one.runs) for one in shown)
+    note = f"mean of {seeds} seeds,\nband: ± 1 standard\ndeviation" if seeds > 1 else "one seed"
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title=note, alignment="left")
+    return figure
+
+
+def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: int, network: Network | None) -> None:
+    """Draw a series: the mean, its band, and a few markers, at other places for each."""
+    curve = mean_curve(one, *pair, network)
+    scale = 100 if pair[1] == "accuracy" else 1
+    seen = curve.x > 0
+    x, y, spread = curve.x[seen], scale * curve.y[seen], scale * curve.spread[seen]
+    axis.plot(x, y, label=one.label, markevery=(0.02 + 0.011 * place, 0.16), **_line(look))
+    if spread.any():
+        # Below zero a logarithmic axis has no place: the band ends at a hundredth of the mean.
+        axis.fill_between(x, np.maximum(y - spread, 0.01 * y), y + spread, color=look.colour, alpha=0.13, linewidth=0)
+
+
+def _line(look: Style) -> dict[str, Any]:
+    """Return the look of a curve in matplotlib's words."""
+    return {
+        "color": look.colour,
+        "linestyle": LINES[look.dash],
+        "linewidth": 1.4,
+        "marker": MARKERS[look.marker],
+        "markersize": 5.5 if look.marker in {"star", "cross"} else 4.5,
+        "markerfacecolor": "white" if look.hollow else look.colour,
+    }
+
+
+def _axes(axis: Axes, x: str, y: str, label: str) -> None:
+    _log(axis.xaxis)
+    axis.set_xlabel(f"{label} (log)" if x else label)
+    axis.set_ylabel(LABELS[y] + (" (log)" if y == "loss" else ""))
+    if y == "loss":
+        _log(axis.yaxis)
+
+
+def _log(axis: Axis) -> None:
+    """Make an axis logarithmic, its numbers written as 0.5, 200, 10k, 1M."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    scale("log")
+    low, high = axis.get_view_interval()
+    # Within one decade the powers of ten say nothing: round numbers do.
+    axis.set_major_locator(
+        MaxNLocator(6) if high < 6 * low else LogLocator(subs=(1, 2, 5) if high < 60 * low else (1,))
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def tick(value: float) -> str:
+    """Write a number on an axis: 5e-6, 0.5, 200, 10k, 1M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    if 0 < value < 1e-3:
+        digits, power = f"{value:.2e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:g}"
+
+
+# -- what the rules do --------------------------------------------------------------------------------------
+
+
+def toy(runs: Sequence[Run]) -> Figure:
+    """Uploads in every 10 iterations, one curve a series."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    shown = series(runs)
+    for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
+        y = uploads_per(one.runs, 10)
+        name = f"{one.algorithm}, c = {one.runs[0].spec.c:g}"
+        axis.plot(10 * np.arange(len(y)), y, label=name, markevery=(4 + 5 * place, 20), **_line(look))
+    axis.set_xlabel("iterations")
+    axis.set_ylabel(f"uploads in 10 iterations (at most {10 * runs[0].spec.workers})")
+    axis.set_ylim(bottom=0)
+    figure.legend(loc="outside right upper", title=f"mean of {len(shown[0].runs)} seeds", alignment="left")
+    return figure
+
+
+RASTER_ROUNDS = 200
+
+
+def raster(runs: Sequence[Run]) -> Figure:
+    """Who uploads when: workers x rounds, a dot an upload."""
+    from matplotlib.figure import Figure
+
+    workers = runs[0].spec.workers
+    tall = min(2.4, max(0.9, 0.065 * workers))
+    figure = Figure(figsize=(9.5, tall * len(runs) + 0.9), layout="constrained")
+    axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False).ravel()
+    for axis, run in zip(axes, runs, strict=True):
+        uploaded = run.uploads[:RASTER_ROUNDS]
+        rounds, who = np.nonzero(uploaded)
+        axis.plot(rounds, who, "s", color=style(run.spec.algorithm).colour, markersize=1.9, markeredgewidth=0)
+        axis.set_title(
+            f"{run.spec.algorithm}: {len(rounds):,} uploads of {uploaded.size:,} possible", loc="left", pad=3
+        )
+        axis.set_ylabel("worker")
+        axis.set_ylim(workers - 0.4, -0.6)
+        axis.set_xlim(-1, RASTER_ROUNDS)
+        axis.grid(visible=False)
+    axes[-1].set_xlabel("round")
+    return figure
+
+
+def ages(runs: Sequence[Run]) -> Figure:
+    """Staleness over time: the mean over workers, and the oldest, for each run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    mean, oldest = figure.subplots(1, 2)
+    for run in runs:
+        tau = staleness(run.uploads)
+        chunks = _windows(len(tau))
+        look = _line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
+        middle = [(start + end) / 2 for start, end in chunks]
+        mean.plot(middle, [tau[start:end].mean() for start, end in chunks], **look)
+        oldest.plot(middle, [tau[start:end].max() for start, end in chunks], **look)
+    for axis, name in ((mean, "mean over workers"), (oldest, "the oldest gradient in use")):
+        _log(axis.xaxis)
+        axis.set_xlabel("round (log)")
+        axis.set_title(name, loc="left")
+        axis.set_ylabel("staleness in rounds")
+        axis.set_ylim(bottom=0)
+    figure.legend(*mean.get_legend_handles_labels(), loc="outside right upper", title="one run each", alignment="left")
+    return figure
+
+
+def _windows(rounds: int) -> list[tuple[int, int]]:
+    """Cut the rounds into pieces that grow: about 60 to the end."""
+    edges = np.unique(np.geomspace(1, max(2, rounds), 60).round().astype(int))
+    return [(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+
+
+def sides(runs: Sequence[Run]) -> Figure:
+    """Both sides of the rule: the innovation of the watched workers against the threshold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    colours = ("#0072B2", "#D55E00", "#009E73", "#c98500", "#b0508a", "#808080")
+    marks = ("o", "^", "s", "v", "D", "*")
+    for axis, run in zip(axes, runs, strict=False):
+        threshold, left = run.trace["threshold"], run.trace["watched_left"]
+        chosen = np.unique(np.geomspace(1, len(threshold), 160).round().astype(int)) - 1
+        for i, worker in enumerate(run.spec.watched):
+            look = {"color": colours[i % 6], "marker": marks[i % 6], "markersize": 2.6, "alpha": 0.8}
+            axis.plot(chosen, left[chosen, i], linestyle="none", label=f"left side, worker {worker}", **look)
+        axis.plot(chosen, threshold[chosen], color="black", linewidth=1.4, label="right side (threshold)")
+        axis.set_title(run.spec.algorithm, loc="left")
+        _log(axis.xaxis)
+        _log(axis.yaxis)
+    for axis in axes[len(runs) :]:
+        axis.set_axis_off()
+    for axis in axes[max(0, len(runs) - 3) : len(runs)]:
+        axis.tick_params(labelbottom=True)
+        axis.set_xlabel("round (log)")
+    for axis in axes[::3]:
+        axis.set_ylabel("squared norm (log)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = "a worker uploads when its\nleft side is above the line"
+    axes[-1].legend(handles, labels, loc="center left", title=title, alignment="left", markerscale=2)
+    return figure
+
+
+def networks(runs: Sequence[Run]) -> Figure:
+    """Simulated seconds to one loss, as a multiple of SGD's, for every preset."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    target = shared_target(runs)
+    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    axis = figure.subplots()
+    shown = in_order(series(runs))
+    for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
+        found = []
+        for network in PRESETS.values():
+            rows = {row.label: row.faster for row in summarise(runs, target, network)}
+            found.append(rows[one.label] or np.nan)
+        at = np.arange(len(PRESETS)) + 0.05 * (place - len(shown) / 2)
+        axis.plot(at, found, label=one.label, **(_line(look) | {"linestyle": "none", "markersize": 6.5}))
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(PRESETS)), list(PRESETS))
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}x" if f"{value:g}"[0] in "25" else ""))
+    axis.set_ylabel(f"times faster than sgd to loss {target:g} (log)\nbelow the line: slower")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+KINDS: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
+    "curves": curves,
+    "toy": toy,
+    "gradients": gradients,
+    "trials": trials,
+    "raster": raster,
+    "staleness": ages,
+    "sides": sides,
+    "networks": networks,
+}
+"""The drawings by name."""

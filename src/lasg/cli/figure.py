@@ -1,0 +1,77 @@
+"""`lasg figure`: the paper's figures and ours, from stored runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lasg.cli import options
+from lasg.cli.running import RUNS, run_all
+from lasg.cli.show import err, out, print_json
+from lasg.errors import LasgError
+from lasg.experiments import figures as known
+from lasg.report import plots
+
+
+def figure(
+    name: Annotated[
+        str, typer.Argument(help="A figure (lasg list figures), a task for both its settings, or all.", metavar="NAME")
+    ],
+    folder: Annotated[Path, typer.Option("--to", help="Folder for the pictures.", file_okay=False)] = Path(
+        "lasg-figures"
+    ),
+    formats: Annotated[
+        str, typer.Option(help="Which files to write, separated by commas.", metavar="A,B")
+    ] = "svg,png,pdf",
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds; by default the figure's own number.", min=1)
+    ] = None,
+    first_seed: options.FirstSeed = 0,
+    task: Annotated[str | None, typer.Option(help="Another task, for figures that are not of one.")] = None,
+    setting: options.OptionalSetting = None,
+    workers: Annotated[
+        str | None, typer.Option(help="sides: whose, such as 0,9,19; by default the first three.", metavar="M,M")
+    ] = None,
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    jobs: options.Jobs = None,
+    fresh: options.Fresh = False,
+    json: options.Json = False,
+) -> None:
+    """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
+    kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
+    for kind in kinds:
+        plots.check(Path(f"figure.{kind}"))
+    if not kinds:
+        raise LasgError(f"--formats names no format: {', '.join(plots.FORMATS)}")
+    choice = known.Choice(
+        seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
+    )
+    wanted = known.figures(name, choice)
+    listed = [spec for one in wanted for spec in one.specs]
+    # Runs of one problem share its data, so they go one after another.
+    order = sorted(listed, key=lambda spec: (spec.task, spec.partition, spec.seed))
+    done = run_all(order, out_dir, f"figure {name}", jobs=jobs, fresh=fresh, data_dir=data_dir)
+    runs = {spec.digest: run for spec, run in zip(order, done, strict=True)}
+    written = []
+    for one in wanted:
+        picture = plots.draw(one.kind, [runs[spec.digest] for spec in one.specs], one.title)
+        for kind in kinds:
+            path = folder / f"{one.name}.{kind}"
+            plots.save(picture, path)
+            written.append(path)
+        if not json:
+            out.print(f"Figure: {folder / one.name}.{'|'.join(kinds)}", soft_wrap=True)
+    if json:
+        print_json([str(path) for path in written])
+    elif diverged := [run for run in runs.values() if run.status == "diverged"]:
+        err.print(f"{len(diverged)} of {len(runs)} runs diverged and are left out of the curves.", soft_wrap=True)
+
+
+def _workers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise LasgError(f"--workers takes numbers separated by commas, such as 0,9,19, got {text!r}") from None

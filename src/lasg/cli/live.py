@@ -1,0 +1,170 @@
+"""What is seen of work under way: bars on a terminal, a line every few seconds in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from lasg.cli.show import err
+from lasg.data.cache import Progress as Told
+from lasg.experiments.status import Report, Status
+from lasg.experiments.words import duration, short
+
+LOG_SECONDS = 5.0
+"""How often a log file gets a line."""
+RECENT_SECONDS = 2.0
+"""A run that reported so recently is under way."""
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class Meter:
+    """Adds up the reports of many runs: how far, how fast, how long still."""
+
+    total: int
+    clock: Clock = time.monotonic
+    ended: int = 0
+    share: float = 0.0
+    """Of all the work, 0 to 1."""
+    _shares: dict[str, float] = field(default_factory=dict)
+    _stored: set[str] = field(default_factory=set)
+    _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _started: float | None = None
+
+    def __call__(self, status: Status) -> None:
+        """Take a report."""
+        now, label = self.clock(), status.spec.label
+        if self._started is None:
+            self._started = now - (0.0 if status.stored else min(status.seconds, 1.0))
+        self._shares[label] = status.share
+        if status.stored:
+            self._stored.add(label)
+        elif status.share < 1 and status.seconds > 0:
+            self._rates[label] = (now, status.ledger.rounds / status.seconds)
+        if status.share >= 1:
+            self._rates.pop(label, None)
+        self.ended = sum(share >= 1 for share in self._shares.values())
+        self.share = sum(self._shares.values()) / self.total
+
+    @property
+    def rounds_per_second(self) -> float:
+        """Of all runs under way together."""
+        now = self.clock()
+        return sum(rate for when, rate in self._rates.values() if now - when < RECENT_SECONDS)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from the work done so far; None before there is any. Runs read from disk took no time."""
+        done = sum(share for label, share in self._shares.items() if label not in self._stored)
+        if self._started is None or done <= 0:
+            return None
+        return (self.clock() - self._started) * (self.total - sum(self._shares.values())) / done
+
+
+def describe(status: Status, meter: Meter) -> str:
+    """Write how a run is doing: its name where there are several, loss, uploads saved, rounds a second."""
+    name = f"{status.spec.algorithm} seed {status.spec.seed}: " if meter.total > 1 else ""
+    rate = meter.rounds_per_second
+    fast = f", {short(rate)} rounds/s" if rate else ""
+    return f"{name}loss {status.loss:.4f}, {100 * status.saved:.0f} % of uploads saved{fast}"
+
+
+class Log:
+    """A line at most every `LOG_SECONDS`, on standard error."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.clock, self.lines = clock, 0
+        self._due = clock() + LOG_SECONDS
+
+    def __call__(self, write: Callable[[], str]) -> None:
+        """Print what `write` gives, if a line is due."""
+        if self.clock() >= self._due:
+            self._due = self.clock() + LOG_SECONDS
+            self.lines += 1
+            err.print(write(), soft_wrap=True)
+
+
+@contextmanager
+def following(total: int, what: str) -> Iterator[Report]:
+    """Show how many runs go; give the function to report to."""
+    meter = Meter(total)
+    yield from _bars(meter, what) if err.is_terminal else _lines(meter, what)
+
+
+def _bars(meter: Meter, what: str) -> Iterator[Report]:
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn() if meter.total > 1 else TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=err,
+        transient=True,
+    )
+    bar = progress.add_task(what, total=float(meter.total), note="", left="")
+
+    def report(status: Status) -> None:
+        meter(status)
+        left = meter.seconds_left
+        shown = "" if left is None else f"{duration(round(left))} left"
+        progress.update(bar, completed=meter.share * meter.total, note=describe(status, meter), left=shown)
+
+    with progress:
+        yield report
+
+
+def _lines(meter: Meter, what: str) -> Iterator[Report]:
+    log, started = Log(), time.monotonic()
+
+    def report(status: Status) -> None:
+        meter(status)
+        left = meter.seconds_left
+        done = f"{meter.ended} of {meter.total} runs, " if meter.total > 1 else ""
+        more = "" if left is None else f", {duration(round(left))} left"
+        log(lambda: f"{what}: {done}{100 * meter.share:.0f} %; {describe(status, meter)}{more}")
+
+    yield report
+    if log.lines:
+        err.print(f"{what}: done in {duration(round(time.monotonic() - started))}", soft_wrap=True)
+
+
+@contextmanager
+def fetching() -> Iterator[Told]:
+    """Show each thing that is downloaded or prepared; give the function to tell it to."""
+    if not err.is_terminal:
+        log = Log()
+        yield lambda what, done, total: log(
+            lambda: f"{what}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
+        )
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bars:
+        tasks = {}
+
+        def told(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield told

@@ -1,0 +1,46 @@
+"""`lasg report`: one HTML file from stored runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lasg.cli import options
+from lasg.cli.show import out, print_json
+from lasg.errors import LasgError
+from lasg.experiments import clock
+from lasg.report import page
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of stored runs, or folders that hold some.", metavar="RUNS...")
+    ],
+    path: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", dir_okay=False)] = Path(
+        "report.html"
+    ),
+    task: Annotated[str | None, typer.Option(help="Only the runs of this task.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Only the runs with this partition (homogeneous, sorted, ...).")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Compare at this loss; by default one that the runs reached.")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help=f"The network of the simulated seconds: {options.NETWORKS}.", metavar="NAME")
+    ] = None,
+    title: Annotated[str, typer.Option(help="The page's title; by default task, partition and workers.")] = "",
+    json: options.Json = False,
+) -> None:
+    """Write a report of stored runs: one HTML file that works offline, with table, curves and uploads."""
+    if target is not None and not target > 0:
+        raise LasgError(f"--target must be a loss > 0, got {target!r}")
+    links = None if network is None else clock.network(network)
+    found = page.find_runs(runs, task, partition)
+    page.write(path, found, target=target, network=links, title=title)
+    if json:
+        print_json({"report": str(path), "runs": len(found), "bytes": path.stat().st_size})
+    else:
+        out.print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB, {len(found)} runs)", soft_wrap=True)

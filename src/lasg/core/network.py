@@ -1,0 +1,115 @@
+"""A network and compute model: what a round would last on real links. docs/network.md gives the presets' sources.
+
+A round lasts until its slowest participant is done. A participant waits for the model (latency + bits / down),
+computes (evaluations x seconds a gradient), and answers (latency + bits / up). Under a worker rule everybody takes
+part, and a silent worker answers with its flag. Under a server rule those that were not asked cost nothing. The
+server's own work and link are never the bottleneck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.core.arrays import FloatArray, IntArray, Mask
+from lasg.errors import LasgError
+
+CHUNK = 1 << 22
+"""Entries of (rounds x workers) that are looked at together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Links and speed of the workers: one number for all, or one a worker."""
+
+    name: str
+    latency: float | tuple[float, ...]
+    """Seconds one way: half a round trip."""
+    up: float | tuple[float, ...]
+    """Bits a second, worker to server."""
+    down: float | tuple[float, ...]
+    """Bits a second, server to worker."""
+    gradient: float | tuple[float, ...]
+    """Seconds a gradient evaluation: one minibatch gradient."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("latency", 0), ("up", None), ("down", None), ("gradient", 0)):
+            given = getattr(self, name)
+            values = given if isinstance(given, list | tuple) else (given,)
+            numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+            if not values or not numbers or not all(_inside(v, least) for v in values):
+                wanted = "> 0" if least is None else ">= 0"
+                raise LasgError(
+                    f"network {self.name}: {name} must be a number {wanted} or a list of them, got {given!r}"
+                )
+            if isinstance(given, list):
+                object.__setattr__(self, name, tuple(given))
+
+    def per_worker(self, workers: int) -> dict[str, FloatArray]:
+        """Return each number as an array, one entry a worker."""
+        found: dict[str, FloatArray] = {}
+        for name in NUMBERS:
+            values = np.atleast_1d(np.asarray(getattr(self, name), np.float64))
+            if len(values) not in {1, workers}:
+                raise LasgError(f"network {self.name}: {name} lists {len(values)} workers, the run has {workers}")
+            found[name] = np.broadcast_to(values, (workers,))
+        return found
+
+
+NUMBERS = tuple(field.name for field in fields(Network) if field.name != "name")
+
+
+def _inside(value: Any, least: float | None) -> bool:
+    return bool(0 < value < float("inf") if least is None else least <= value < float("inf"))
+
+
+class Traffic(NamedTuple):
+    """What the rounds of a run carried."""
+
+    uploaded: Mask
+    """Who uploaded: `(rounds, M)`."""
+    server_rule: bool
+    """Whether only those that were asked, and so uploaded, took part."""
+    evaluations: IntArray
+    """Gradient evaluations of a participant, one number a round."""
+    model_bits: float
+    """A download."""
+    upload_bits: float
+    """An upload, with what rides along (a flag, an estimate)."""
+    silent_bits: float
+    """The answer of a silent worker."""
+
+
+def round_seconds(network: Network, traffic: Traffic) -> npt.NDArray[np.float64]:
+    """Return how long each round lasts."""
+    rounds, workers = traffic.uploaded.shape
+    of = network.per_worker(workers)
+    heard = 2 * of["latency"] + traffic.model_bits / of["down"]
+    upload = heard + traffic.upload_bits / of["up"]
+    silent = np.zeros(workers) if traffic.server_rule else heard + traffic.silent_bits / of["up"]
+    lasted = np.empty(rounds)
+    step = max(1, CHUNK // workers)
+    for start in range(0, rounds, step):
+        some = slice(start, start + step)
+        uploaded = traffic.uploaded[some]
+        busy = traffic.evaluations[some, None] * of["gradient"]
+        if traffic.server_rule:
+            busy = busy * uploaded
+        lasted[some] = (np.where(uploaded, upload, silent) + busy).max(1)
+    return lasted
+
+
+PRESETS = {
+    network.name: network
+    for network in (
+        Network(name="datacenter", latency=0.25e-3, up=10e9, down=10e9, gradient=0.1e-3),
+        Network(name="cross-region", latency=44e-3, up=100e6, down=100e6, gradient=0.1e-3),
+        Network(name="home", latency=10.5e-3, up=45.7e6, down=85.7e6, gradient=1e-3),
+        Network(name="mobile", latency=20e-3, up=11.2e6, down=36e6, gradient=5e-3),
+        Network(name="lora", latency=1.0, up=54.7, down=176.0, gradient=0.1),
+    )
+}
+"""Links by name, fastest first."""

@@ -1,0 +1,46 @@
+"""The command line that runs a spec again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import tomli_w
+
+from lasg.errors import LasgError
+from lasg.experiments.spec import Spec
+from lasg.experiments.tasks import SETTINGS, task
+
+_OWN = ("task", "algorithm", "seed", "partition", "until")
+
+
+def command(spec: Spec) -> str | None:
+    """Return the `lasg run` line that gives exactly this run; None where the task is not a known one."""
+    setting = next((name for name, partition in SETTINGS.items() if partition == spec.partition), None)
+    try:
+        base = task(spec.task).spec(spec.algorithm, setting=setting or "heterogeneous", seed=spec.seed)
+    except LasgError:
+        return None
+    words = ["lasg", "run", spec.task, "-a", spec.algorithm, "--seed", str(spec.seed)]
+    words += ["--setting", setting] if setting else ["--set", f"partition={spec.partition}"]
+    given, usual = spec.to_dict(), base.to_dict()
+    if any(key not in given for key in usual):
+        return None  # a default that was taken away: no --set does that
+    changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
+    if spec.until:
+        changed["iterations"] = spec.iterations  # or the cap on them would give way to the budget
+    for key, value in changed.items():
+        words += ["--set", f"{key}={_toml(value)}"]
+    for kind, budget in spec.until.items():
+        words += ["--until", f"{kind}={_toml(budget)}"]
+    return shlex.join(words)
+
+
+def _toml(value: Any) -> str:
+    """Write a value as the right side of --set."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, str) and value.replace("-", "").replace("_", "").isalnum():
+        return value
+    text = tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
+    return " ".join(text.split())

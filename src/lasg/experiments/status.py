@@ -1,0 +1,44 @@
+"""What a run reports while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lasg.core.ledger import COUNTS, Ledger
+from lasg.experiments.spec import Spec
+from lasg.experiments.store import Run
+from lasg.experiments.trace import EVALUATED
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    spec: Spec
+    share: float
+    """Of the budget that is furthest spent, 0 to 1; 1 means that it ended."""
+    ledger: Ledger
+    loss: float
+    seconds: float
+    """How long it ran so far, without the time between a stop and a resume."""
+    evaluations: tuple[tuple[float, ...], ...]
+    """The evaluations since the last report, as rows of `trace.EVALUATED`: all reports of a run have them all."""
+    stored: bool = False
+    """Whether the run was read from disk, and nothing had to run."""
+
+    @property
+    def saved(self) -> float:
+        """The share of uploads that were saved so far: of those that every worker in every round would be."""
+        return 1 - self.ledger.uploads / max(1, self.ledger.rounds * self.spec.workers)
+
+
+Report = Callable[[Status], None]
+
+
+def of_stored(run: Run) -> Status:
+    """Return the report of a run that is read from disk."""
+    trace = run.trace
+    rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
+    ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
+    return Status(run.spec, 1.0, ledger, float(trace["loss"][-1]), float(run.meta["seconds"]), rows, stored=True)

@@ -1,0 +1,96 @@
+"""A comparison in sentences: who saved most, what it cost, and on which links it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.experiments.compare import BASELINE, Summary
+from lasg.experiments.words import factor, seeds_of, short
+
+PAYS = 1.1
+"""A time so many times shorter counts as shorter: evaluations of the loss are up to 10 % apart."""
+
+
+def name(row: Summary) -> str:
+    """Write an algorithm as the paper does."""
+    return row.label.upper() if row.label in ALGORITHMS else row.label
+
+
+def best_of(rows: Sequence[Summary]) -> Summary | None:
+    """Return who reached the loss with the fewest upload bits, other than sgd."""
+    found = [row for row in rows if row.counts and row.algorithm != BASELINE]
+    return min(found, key=lambda row: row.counts["bits_up"].mean, default=None)
+
+
+def baseline_of(rows: Sequence[Summary]) -> Summary | None:
+    """Return sgd's row, if it got there."""
+    return next((row for row in rows if row.algorithm == BASELINE and row.counts), None)
+
+
+def sentences(rows: Sequence[Summary], target: float) -> list[str]:
+    """Say who reached the loss with the fewest upload bits, and what the others of its counts were."""
+    best, baseline = best_of(rows), baseline_of(rows)
+    if best is None:
+        return [f"Nobody but {name(baseline)} reached loss {target:g}." if baseline else f"Nobody reached {target:g}."]
+    over = seeds_of(best.seeds)
+    if baseline is None:
+        spent = f"{short(best.counts['uploads'].mean)} uploads and {short(best.counts['bits_up'].mean)} upload bits"
+        return [f"{name(best)} reached loss {target:g} with {spent}, the fewest bits ({over})."]
+    said = f"{_than(best.fewer_uploads, 'uploads')} and {_than(best.fewer_bits, 'upload bits')}"
+    total = _ratio(baseline, best, "bits_total")
+    work = _ratio(baseline, best, "gradients")
+    return [
+        f"{name(best)} reached loss {target:g} with {said} than {name(baseline)} ({over}).",
+        f"In both directions together it sent {_than(total, 'bits')}; it computed {_than(work, 'gradients')}.",
+    ]
+
+
+def _ratio(baseline: Summary, best: Summary, key: str) -> float | None:
+    mine = best.counts[key].mean
+    return baseline.counts[key].mean / mine if mine else None
+
+
+def _than(ratio: float | None, what: str) -> str:
+    """Write a ratio of counts: 4.1x fewer uploads, 1.9x more gradients."""
+    if ratio is None:
+        return f"no {what}"
+    return f"{factor(ratio)} fewer {what}" if ratio >= 1 else f"{factor(1 / ratio)} more {what}"
+
+
+def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
+    """Say for each network whether laziness pays there in time.
+
+    A lazy algorithm is compared with its twin that always uploads, in the same encoding: what quantising saves is
+    not laziness.
+    """
+    said = []
+    for network, rows in timed.items():
+        gains = [(twin.counts["seconds"].mean / row.counts["seconds"].mean, row, twin) for row, twin in _twins(rows)]
+        if not gains:
+            said.append(f"{network}: no lazy algorithm and its twin that always uploads both reached the loss.")
+            continue
+        gain, row, twin = max(gains, key=lambda found: found[0])
+        if gain >= PAYS:
+            said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}.")
+        else:
+            fastest = f"{name(row)}, is {factor(gain)} as fast as {name(twin)}"
+            said.append(f"{network}: laziness does not pay in time; the best lazy one, {fastest}.")
+    return said
+
+
+def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
+    """Pair each lazy algorithm that got there with the one that differs from it in the rule alone."""
+    kinds = {row.label: algorithm(row.algorithm) for row in rows}
+    always = [row for row in rows if row.counts and kinds[row.label].rule.left is None and not kinds[row.label].local]
+    found = []
+    for row in rows:
+        kind = kinds[row.label]
+        if row.counts and kind.rule.left is not None:
+            for twin in always:
+                other = kinds[twin.label]
+                same = (kind.quantised, kind.own_codec, kind.own_steps)
+                if same == (other.quantised, other.own_codec, other.own_steps):
+                    found.append((row, twin))
+                    break
+    return found

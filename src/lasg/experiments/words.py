@@ -1,0 +1,51 @@
+"""Numbers as people read them: the same in tables, pages and sentences."""
+
+from __future__ import annotations
+
+import math
+
+from lasg.experiments.compare import Spread
+
+
+def short(value: float) -> str:
+    """Write a count in at most four digits: 950, 12.3k, 4.56M."""
+    if not math.isfinite(value):
+        return str(value)
+    for size, unit in ((999.5e9, "T"), (999.5e6, "G"), (999.5e3, "M"), (9999.5, "k")):
+        if abs(value) >= size:
+            scaled = value / {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}[unit]
+            return f"{scaled:.{max(0, 2 - int(math.log10(abs(scaled))))}f}{unit}"
+    return f"{value:.0f}"
+
+
+def small(value: float) -> str:
+    """Write a measure in three digits: 0.0123, 1.23, 456, 12.3k."""
+    return short(value) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time: 8 s, 3 min, 2.5 h."""
+    for size, unit in ((2 * 86_400, "d"), (5400, "h"), (90, "min")):
+        if seconds >= size:
+            scaled = seconds / {"d": 86_400, "h": 3600, "min": 60}[unit]
+            return f"{scaled:.1f} {unit}" if scaled < 9.95 and unit != "min" else f"{short(scaled)} {unit}"
+    return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def seeds_of(count: int) -> str:
+    """Write over how many seeds a mean was taken."""
+    return "1 seed" if count == 1 else f"mean of {count} seeds"
+
+
+def factor(value: float | None) -> str:
+    """Write a saving: 4.3x, 41x; below one 0.85x."""
+    if value is None:
+        return "-"
+    if value >= 9.95:
+        return f"{value:.0f}x"
+    return f"{value:.1f}x" if value >= 0.995 else f"{value:.2f}x"
+
+
+def plus_minus(value: Spread, digits: int = 4) -> str:
+    """Write a mean and its spread."""
+    return f"{value.mean:.{digits}f} ± {value.std:.{digits}f}"

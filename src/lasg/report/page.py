@@ -1,0 +1,392 @@
+"""The report: one HTML file with everything in it, read from stored runs. docs/report.md says what it shows."""
+
+from __future__ import annotations
+
+import base64
+import importlib.resources
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import lasg
+from lasg.core.network import NUMBERS, PRESETS, Network
+from lasg.errors import LasgError
+from lasg.experiments import store, verdict
+from lasg.experiments.commands import command
+from lasg.experiments.compare import Summary, shared_target, spent, summarise
+from lasg.experiments.files import write_atomically
+from lasg.experiments.series import Series, check_one_problem, in_order, series
+from lasg.experiments.store import Run
+from lasg.experiments.words import duration, factor, plus_minus, short, small
+from lasg.report.curves import mean_curve, thin
+from lasg.report.style import Style, styles
+
+AXES = {
+    "iterations": "iterations",
+    "uploads": "uploads",
+    "bits_up": "bits uploaded",
+    "bits_total": "bits in both directions",
+    "gradients": "gradient evaluations",
+    "seconds": "simulated seconds",
+}
+"""What a curve can be drawn against."""
+POINTS, FEWEST = 120, 12
+"""Of one seed, at most and at least; many runs get fewer each."""
+ALL_POINTS = 9_000
+MEAN_POINTS = 200
+RASTER_ROUNDS, RASTER_WORKERS = 4_000, 64
+"""How much of the uploads of one run is shown."""
+DEFAULT_NETWORK = "home"
+SYMBOLS = {
+    "circle": "M4 0A4 4 0 1 1 -4 0A4 4 0 1 1 4 0Z",
+    "square": "M-3.5 -3.5H3.5V3.5H-3.5Z",
+    "triangle-up": "M0 -4.5L4.5 3.5H-4.5Z",
+    "triangle-down": "M0 4.5L4.5 -3.5H-4.5Z",
+    "diamond": "M0 -5L4 0L0 5L-4 0Z",
+    "cross": "M-1.5 -4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",
+    "star": "M0 -5L1.2 -1.6H4.8L1.9 0.6L3 4L0 1.9L-3 4L-1.9 0.6L-4.8 -1.6H-1.2Z",
+    "x": "M-4 -4L4 4M4 -4L-4 4",
+}
+"""Plotly's markers, for the key beside each algorithm's name."""
+DASHES = {"solid": "", "dash": "5 3", "dot": "2 2", "dashdot": "5 2 2 2", "longdash": "8 3", "longdashdot": "8 2 2 2"}
+
+
+def find_runs(paths: Sequence[Path], task: str | None = None, partition: str | None = None) -> list[Run]:
+    """Read the runs that the paths name: a run's folder, or a folder of runs. Refuses what is not one."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise LasgError(
+                f"{path} is not a stored run, but a file: name its folder"
+                if path.exists()
+                else f"{path} does not exist"
+            )
+        folders = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        if not folders:
+            raise LasgError(f"no stored runs in {path}: a run is a folder with a {store.META} in it (lasg compare)")
+        found |= {folder.resolve(): store.read(folder) for folder in folders}
+    runs = [
+        run
+        for run in found.values()
+        if (task is None or run.spec.task == task) and (partition is None or run.spec.partition == partition)
+    ]
+    if not runs:
+        tasks = sorted({f"{run.spec.task} ({run.spec.partition})" for run in found.values()})
+        raise LasgError(f"none of the {len(found)} runs is of that task and partition: they are of {', '.join(tasks)}")
+    return runs
+
+
+def _is_run(path: Path) -> bool:
+    return (path / store.META).is_file() or (path / store.SPEC).is_file()
+
+
+def write(
+    path: Path, runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = ""
+) -> None:
+    """Write the report of runs of one problem. An existing file is replaced only when all went well."""
+    write_atomically(path, build(runs, target=target, network=network, title=title).encode())
+
+
+def build(runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = "") -> str:
+    """Return the report as HTML."""
+    from jinja2 import Environment
+
+    check_one_problem(runs)
+    for run in runs:
+        if run.status == "running":
+            raise LasgError(f"{run.folder} has not ended: `lasg resume {run.folder}` goes on with it")
+    first = runs[0].spec
+    goal = shared_target(runs) if target is None else target
+    content = _Content(
+        runs=runs,
+        shown=in_order(series(runs)),
+        target=goal,
+        networks=[*([network] if network and network.name not in PRESETS else []), *PRESETS.values()],
+        chosen=network or PRESETS[DEFAULT_NETWORK],
+    )
+    files = importlib.resources.files("lasg.report") / "page"
+    text = {
+        name: (files / name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "page.js", "plotly-basic.min.js")
+    }
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text["page.html"])
+    return page.render(
+        title=title or f"{first.task}, {first.partition}, {first.workers} workers",
+        css=text["page.css"],
+        js=text["page.js"],
+        plotly=text["plotly-basic.min.js"],
+        data=_json(content.data()),
+        content=content,
+        **content.page(),
+    )
+
+
+def _json(value: Any) -> str:
+    """Write JSON that can stand in a script element: no `<` in it."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+@dataclass(frozen=True)
+class _Content:
+    """All that a report shows, computed from the runs."""
+
+    runs: Sequence[Run]
+    shown: Sequence[Series]
+    target: float
+    networks: Sequence[Network]
+    chosen: Network
+
+    # -- the page's own text ---------------------------------------------------------------------------
+
+    def page(self) -> dict[str, Any]:
+        """Return what the template fills in."""
+        in_series = [run for one in self.shown for run in one.runs]
+        timed = {network.name: summarise(in_series, self.target, network) for network in self.networks}
+        rows = timed[self.chosen.name]
+        return {
+            "target": f"{self.target:g}",
+            "sentences": verdict.sentences(rows, self.target),
+            "links": verdict.links(timed),
+            "table": _table(rows, self.chosen),
+            "times": _times(timed),
+            "network_rows": [_network_row(network) for network in self.networks],
+            "axes": AXES,
+            "keys": [
+                {"label": one.label, "style": look, "dashes": DASHES[look.dash], "symbol": SYMBOLS[look.marker]}
+                for one, look in zip(self.shown, styles(self.shown), strict=True)
+            ],
+            "has_accuracy": self.has_accuracy,
+            "settings": _settings(self.runs),
+            "runs": [_run_row(run, one.label) for one in self.shown for run in one.runs],
+            "versions": _versions(self.runs),
+            "lasg": lasg.__version__,
+            "diverged": sum(one.diverged for one in self.shown),
+        }
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether every run has a test set."""
+        return all(np.isfinite(run.trace["accuracy"]).all() for run in self.runs if run.status != "diverged")
+
+    # -- the curves ------------------------------------------------------------------------------------
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page's script draws."""
+        most = max(FEWEST, min(POINTS, ALL_POINTS // max(1, len(self.runs))))
+        return {
+            "axes": AXES,
+            "networks": [network.name for network in self.networks],
+            "network": self.chosen.name,
+            "target": self.target,
+            "accuracy": self.has_accuracy,
+            "series": [self._series(one, look, most) for one, look in zip(self.shown, styles(self.shown), strict=True)],
+        }
+
+    def _series(self, one: Series, look: Style, most: int) -> dict[str, Any]:
+        good = [run for run in one.runs if run.status != "diverged"]
+        return {
+            "label": one.label,
+            "style": asdict(look),
+            "mean": self._mean(one),
+            "seeds": [{"seed": run.spec.seed, **self._columns(run, most)} for run in good],
+            "raster": _raster(one.runs[0]),
+        }
+
+    def _mean(self, one: Series) -> dict[str, Any]:
+        curve = mean_curve(one, "iterations")
+        rows = thin(len(curve.x), MEAN_POINTS)
+        found: dict[str, Any] = {"loss": _numbers(curve.y[rows]), "loss_spread": _numbers(curve.spread[rows])}
+        if self.has_accuracy:
+            accuracy = mean_curve(one, "iterations", "accuracy")
+            found |= {"accuracy": _numbers(accuracy.y[rows]), "accuracy_spread": _numbers(accuracy.spread[rows])}
+        for name in AXES:
+            if name != "seconds":
+                found[name] = _numbers(mean_curve(one, name).x[rows])
+        found["seconds"] = {
+            network.name: _numbers(mean_curve(one, "seconds", network=network).x[rows]) for network in self.networks
+        }
+        return found
+
+    def _columns(self, run: Run, most: int) -> dict[str, Any]:
+        rows = thin(len(run.trace["loss"]), most)
+        columns = spent(run, None)
+        found = {name: _numbers(columns[name][rows]) for name in AXES if name != "seconds"}
+        found |= {"loss": _numbers(run.trace["loss"][rows])}
+        if self.has_accuracy:
+            found["accuracy"] = _numbers(run.trace["accuracy"][rows])
+        seconds = {network.name: _numbers(spent(run, network)["seconds"][rows]) for network in self.networks}
+        return {**found, "seconds": seconds}
+
+
+def _numbers(values: Any) -> list[float | int | None]:
+    """Return JSON numbers of six digits; null where there is none."""
+    return [_number(float(value)) for value in values]
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    short_ = float(f"{value:.6g}")
+    return int(short_) if short_ == int(short_) and abs(short_) < 1e15 else short_
+
+
+def _raster(run: Run) -> dict[str, Any]:
+    """Return who uploaded in the first rounds of a run, as packed bits."""
+    uploaded = run.uploads[:RASTER_ROUNDS]
+    workers = run.spec.workers
+    who = np.unique(np.linspace(0, workers - 1, min(workers, RASTER_WORKERS)).round().astype(int))
+    packed = np.packbits(uploaded[:, who], axis=None)
+    return {
+        "seed": run.spec.seed,
+        "rounds": len(uploaded),
+        "all_rounds": len(run.trace["uploaded"]),
+        "workers": who.tolist(),
+        "all_workers": workers,
+        "bits": base64.b64encode(packed.tobytes()).decode(),
+    }
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    "iterations": "iterations",
+    "uploads": "uploads",
+    "bits_up": "bits up",
+    "bits_total": "bits both ways",
+    "gradients": "gradient evaluations",
+    "seconds": "simulated time",
+}
+
+
+def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
+    """Return the table of savings: head, and rows of cells, the best of each column marked."""
+    head = ["algorithm", *COLUMNS.values(), "MB", "fewer uploads", "fewer bits up", "final loss", "test accuracy"]
+    head[head.index("simulated time")] = f"simulated time ({network.name})"
+    keys: list[list[float | None]] = []
+    texts: list[list[str]] = []
+    for row in rows:
+        counts = [row.counts[name].mean if row.counts else None for name in COLUMNS]
+        accuracy = row.accuracy.mean if row.accuracy else None
+        loss = row.loss.mean if math.isfinite(row.loss.mean) else None
+        # The least is the best; savings and accuracy are turned round.
+        savings = [-value if value is not None else None for value in (row.fewer_uploads, row.fewer_bits, accuracy)]
+        keys.append([*counts, row.megabytes, *savings[:2], loss, savings[2]])
+        shown = [
+            ("-" if v is None else duration(v) if n == "seconds" else short(v))
+            for n, v in zip(COLUMNS, counts, strict=True)
+        ]
+        texts.append(
+            [
+                *shown,
+                "-" if row.megabytes is None else small(row.megabytes),
+                factor(row.fewer_uploads),
+                factor(row.fewer_bits),
+                plus_minus(row.loss) if loss is not None else "-",
+                "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+            ]
+        )
+    best = [min((value for value in column if value is not None), default=None) for column in zip(*keys, strict=True)]
+    drop = {len(head) - 1} if all(row.accuracy is None for row in rows) else set()
+    body = []
+    for row, key, text in zip(rows, keys, texts, strict=True):
+        cells = [{"text": t, "best": k is not None and k == b} for t, k, b in zip(text, key, best, strict=True)]
+        body.append(
+            {"label": row.label, "note": _note(row), "cells": [c for i, c in enumerate(cells, 1) if i not in drop]}
+        )
+    return {"head": [name for i, name in enumerate(head) if i not in drop], "rows": body}
+
+
+def _note(row: Summary) -> str:
+    if row.diverged:
+        return f"diverged ({row.diverged} of {row.seeds} seeds)"
+    if not row.counts:
+        return f"not reached ({row.seeds - row.reached} of {row.seeds} seeds)"
+    return ""
+
+
+def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
+    """Return the table of simulated times: a row an algorithm, a column a network."""
+    best = {
+        name: min((row.counts["seconds"].mean for row in rows if row.counts), default=None)
+        for name, rows in timed.items()
+    }
+    body = []
+    for i, row in enumerate(next(iter(timed.values()))):
+        cells = []
+        for name, rows in timed.items():
+            seconds = rows[i].counts["seconds"].mean if rows[i].counts else None
+            text = "-" if seconds is None else duration(seconds)
+            ratio = factor(rows[i].faster) if seconds is not None else ""
+            cells.append({"text": text, "ratio": ratio, "best": seconds is not None and seconds == best[name]})
+        body.append({"label": row.label, "cells": cells})
+    return {"head": list(timed), "rows": body}
+
+
+def _network_row(network: Network) -> dict[str, str]:
+    def shown(name: str) -> str:
+        value = getattr(network, name)
+        if isinstance(value, tuple):
+            return f"{_measure(name, min(value))} to {_measure(name, max(value))}"
+        return _measure(name, value)
+
+    return {"name": network.name, **{name: shown(name) for name in NUMBERS}}
+
+
+def _measure(name: str, value: float) -> str:
+    if name in {"up", "down"}:
+        return f"{small(value)}bit/s" if value >= 1000 else f"{value:g} bit/s"
+    return f"{1000 * value:g} ms" if value < 1 else f"{value:g} s"
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the settings: what all runs share, and what differs, a row a setting."""
+    specs = [run.spec.to_dict() for run in runs]
+    keys = list(dict.fromkeys(key for spec in specs for key in spec))
+    shared, differing = [], []
+    for key in keys:
+        values = [json.dumps(spec.get(key)) for spec in specs]
+        if len(set(values)) == 1:
+            if specs[0].get(key) not in ({}, None):
+                shared.append((key, _setting(specs[0][key])))
+        elif key not in {"algorithm", "seed"}:
+            differing.append(key)
+    return {"shared": shared, "differing": differing}
+
+
+def _setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _run_row(run: Run, label: str) -> dict[str, Any]:
+    toml = run.spec.to_toml()
+    return {
+        "label": label,
+        "seed": run.spec.seed,
+        "status": run.status,
+        "seconds": f"{float(run.meta['seconds']):.1f}",
+        "folder": run.folder.name,
+        "command": command(run.spec),
+        "toml": toml,
+        "href": "data:application/toml;base64," + base64.b64encode(toml.encode()).decode(),
+    }
+
+
+def _versions(runs: Sequence[Run]) -> list[str]:
+    """Return the versions that made the runs, one line a combination; and of what draws the page."""
+    found = dict.fromkeys(", ".join(f"{name} {v}" for name, v in run.meta["versions"].items()) for run in runs)
+    text = (importlib.resources.files("lasg.report") / "page" / "plotly-basic.min.js").read_text(encoding="utf-8")
+    version = re.search(r"v(\d+\.\d+\.\d+)", text[:200])
+    engines = sorted({str(run.meta.get("engine", "")) for run in runs})
+    data = sorted({str(run.meta["data_sha256"])[:12] for run in runs})
+    lines = [f"Runs made by {line}" for line in found]
+    return [
+        *lines,
+        f"Engine: {', '.join(engines)}; data sha256 {', '.join(data)}…",
+        f"Page drawn by plotly.js {version[1] if version else '?'} (basic bundle, MIT licence)",
+    ]

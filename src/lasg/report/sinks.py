@@ -1,0 +1,125 @@
+"""Where the numbers of runs under way go, besides the screen: a CSV file, TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from lasg.core.ledger import COUNTS
+from lasg.errors import LasgError, missing_extra
+from lasg.experiments.status import Status
+from lasg.experiments.trace import EVALUATED
+
+EVENTS = "events.out.tfevents.*"
+
+
+class Sink(Protocol):
+    """Takes every report of every run; is closed when all have ended."""
+
+    def __call__(self, status: Status) -> None:
+        """Take a report."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class Csv:
+    """One row an evaluation of a run, written as it comes."""
+
+    COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", newline="", encoding="utf-8")
+        except OSError as error:
+            raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(self.COLUMNS)
+
+    def __call__(self, status: Status) -> None:
+        """Append the evaluations of a report."""
+        spec = status.spec
+        for row in status.evaluations:
+            *counts, loss, accuracy = row
+            numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
+            self._writer.writerow([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, a folder a run; the step is the iteration."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise missing_extra("tensorboard", "tensorboard") from None
+        self._new = SummaryWriter
+        self._folder = folder
+        self._writers: dict[str, Any] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
+
+    def __call__(self, status: Status) -> None:
+        """Write the evaluations of a report, and how fast the run is."""
+        writer = self._writer(status.spec.label)
+        for row in status.evaluations:
+            values = dict(zip(EVALUATED, row, strict=True))
+            step = int(values["iterations"])
+            for name in ("loss", "accuracy"):
+                if not math.isnan(values[name]):
+                    writer.add_scalar(name, values[name], step)
+            for name in COUNTS:
+                writer.add_scalar(f"ledger/{name}", values[name], step)
+            every = values["rounds"] * status.spec.workers
+            writer.add_scalar("uploads_saved", 1 - values["uploads"] / every if every else 0.0, step)
+        if status.seconds > 0 and not status.stored:
+            writer.add_scalar("rounds_per_second", status.ledger.rounds / status.seconds, status.ledger.iterations)
+        if status.share >= 1:
+            self._writers.pop(status.spec.label).close()
+
+    def _writer(self, label: str) -> Any:
+        """Return the writer of a run; what an earlier run of the same name left there is replaced."""
+        if label not in self._writers:
+            for old in (self._folder / label).glob(EVENTS):
+                old.unlink()
+            self._writers[label] = self._new(str(self._folder / label))
+        return self._writers[label]
+
+    def close(self) -> None:
+        """Close the files of runs that did not end."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+class Sinks:
+    """Several sinks as one; a context that closes them."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def __call__(self, status: Status) -> None:
+        """Pass a report on to all."""
+        for sink in self.sinks:
+            sink(status)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for sink in self.sinks:
+            sink.close()
