@@ -91,7 +91,9 @@ def test_a_wrong_network_is_refused_in_one_line(text: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "words"), [("up = 1\n", "latency is missing"), ("up = ", "cannot read"), ("x = 1", "x")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("up = 1\n", "latency is missing"), ("up = ", "cannot read"), ("x = 1", "x")]
+)
 def test_a_wrong_network_file_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "n.toml"
     path.write_text(text)

@@ -41,7 +41,6 @@ class Meter:
     share: float = 0.0
     """Of all the work, 0 to 1."""
     _shares: dict[str, float] = field(default_factory=dict)
-    _stored: set[str] = field(default_factory=set)
     _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     _started: float | None = None
 
@@ -51,9 +50,7 @@ class Meter:
         if self._started is None:
             self._started = now - (0.0 if status.stored else min(status.seconds, 1.0))
         self._shares[label] = status.share
-        if status.stored:
-            self._stored.add(label)
-        elif status.share < 1 and status.seconds > 0:
+        if not status.stored and status.share < 1 and status.seconds > 0:
             self._rates[label] = (now, status.ledger.rounds / status.seconds)
         if status.share >= 1:
             self._rates.pop(label, None)
@@ -68,11 +65,10 @@ class Meter:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the work done so far; None before there is any. Runs read from disk took no time."""
-        done = sum(share for label, share in self._shares.items() if label not in self._stored)
-        if self._started is None or done <= 0:
+        """An estimate from the work done so far, with what was read from disk; None before there is any."""
+        if self._started is None or self.share <= 0:
             return None
-        return (self.clock() - self._started) * (self.total - sum(self._shares.values())) / done
+        return (self.clock() - self._started) * (1 - self.share) / self.share
 
 
 def describe(status: Status, meter: Meter) -> str:
