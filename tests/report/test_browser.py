@@ -86,7 +86,8 @@ def opened(browser: "Browser", report: Path) -> Iterator[Open]:
 def curves(page: "Page") -> Any:
     """Return what Plotly drew: name, x, y of each mean curve."""
     return page.evaluate(
-        "document.getElementById('chart').data.filter(t => t.meta === 'mean').map(t => ({name: t.name, x: t.x, y: t.y}))"
+        "document.getElementById('chart').data.filter(t => t.meta === 'mean')"
+        ".map(t => ({name: t.name, x: t.x, y: t.y}))"
     )
 
 

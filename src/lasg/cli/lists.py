@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import typer
 
 from lasg.cli import data, options
 from lasg.cli.show import new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
+from lasg.core.network import NUMBERS, PRESETS
+from lasg.experiments.figures import listed as figure_names
 from lasg.experiments.tasks import TASKS
+from lasg.experiments.words import measure
 
-app = typer.Typer(help="List tasks with their defaults, algorithms, or data sets.", no_args_is_help=True)
+app = typer.Typer(
+    help="List tasks with their defaults, algorithms, figures, networks, or data sets.", no_args_is_help=True
+)
 
 SHOWN = ("workers", "D", "eta", "batch", "H", "bits", "iterations", "evaluate")
 
@@ -67,6 +72,37 @@ def algorithms(json: options.Json = False) -> None:
         table.add_row(*row.values())
     out.print(table)
     out.print("Others by composition: rule+codec+local steps, such as wk2+qsgd8:512+H4.")
+
+
+@app.command()
+def figures(json: options.Json = False) -> None:
+    """List the figures that lasg figure draws."""
+    found = figure_names()
+    if json:
+        print_json([{"figure": name, "summary": summary} for name, summary in found.items()])
+        return
+    table = new_table()
+    for column in ("figure", "shows"):
+        table.add_column(column)
+    for name, summary in found.items():
+        table.add_row(name, summary)
+    out.print(table)
+    out.print("A task's name draws both its settings; all draws the paper's.")
+
+
+@app.command()
+def networks(json: options.Json = False) -> None:
+    """List the networks that turn a ledger into seconds (docs/network.md has their sources)."""
+    if json:
+        print_json([asdict(network) for network in PRESETS.values()])
+        return
+    table = new_table()
+    for column in ("network", "latency, one way", "up", "down", "a gradient"):
+        table.add_column(column, justify="left" if column == "network" else "right")
+    for network in PRESETS.values():
+        table.add_row(network.name, *(measure(name, getattr(network, name)) for name in NUMBERS))
+    out.print(table)
+    out.print("Change one with mobile:up=2e6,latency=0.1, or give a .toml file with these keys: " + ", ".join(NUMBERS))
 
 
 @app.command("data")

@@ -41,12 +41,12 @@ def comparison(summaries: Sequence[Summary], title: str, target: float | None, n
     table = new_table()
     table.add_column("algorithm", no_wrap=True, min_width=9)
     names = ("iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations")
-    timed = () if network is None else ("MB", f"time\n({network.name})", "times\nfaster")
+    timed = () if network is None else ("MB", "simulated\ntime", "times\nfaster")
     for name in (*names, *(() if target else ("loss",)), "fewer\nuploads", "fewer\nupload bits", *timed):
         table.add_column(name, justify="right")
     for row in summaries:
         table.add_row(*_cells(row, target, network))
-    return titled(title, table)
+    return titled(title if network is None else f"{title}; network {network.name}", table)
 
 
 def _cells(row: Summary, target: float | None, network: Network | None) -> list[str]:

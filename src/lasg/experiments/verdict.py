@@ -72,7 +72,9 @@ def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
             continue
         gain, row, twin = max(gains, key=lambda found: found[0])
         if gain >= PAYS:
-            said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}.")
+            slower = ", ".join(f"{name(other)} ({factor(less)})" for less, other, _ in gains if less < 0.995)
+            but = f"; slower than its twin: {slower}" if slower else ""
+            said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}{but}.")
         else:
             fastest = f"{name(row)}, is {factor(gain)} as fast as {name(twin)}"
             said.append(f"{network}: laziness does not pay in time; the best lazy one, {fastest}.")

@@ -24,11 +24,11 @@ def small(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time: 8 s, 3 min, 2.5 h."""
+    """Write a time: 8 s, 1.5 min, 2.5 h, 12 d."""
     for size, unit in ((2 * 86_400, "d"), (5400, "h"), (90, "min")):
         if seconds >= size:
             scaled = seconds / {"d": 86_400, "h": 3600, "min": 60}[unit]
-            return f"{scaled:.1f} {unit}" if scaled < 9.95 and unit != "min" else f"{short(scaled)} {unit}"
+            return f"{scaled:.1f} {unit}" if scaled < 9.95 else f"{short(scaled)} {unit}"
     return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
@@ -49,3 +49,16 @@ def factor(value: float | None) -> str:
 def plus_minus(value: Spread, digits: int = 4) -> str:
     """Write a mean and its spread."""
     return f"{value.mean:.{digits}f} ± {value.std:.{digits}f}"
+
+
+def measure(name: str, value: float | tuple[float, ...]) -> str:
+    """Write a number of a network with its unit; the range, where workers differ."""
+    if isinstance(value, tuple):
+        low, high = measure(name, min(value)), measure(name, max(value))
+        return low if low == high else f"{low} to {high}"
+    if name in {"up", "down"}:
+        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= size:
+                return f"{value / size:g} {unit}bit/s"
+        return f"{value:g} bit/s"
+    return f"{1000 * value:g} ms" if value < 1 else f"{value:g} s"

@@ -23,7 +23,7 @@ from lasg.experiments.compare import Summary, shared_target, spent, summarise
 from lasg.experiments.files import write_atomically
 from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
-from lasg.experiments.words import duration, factor, plus_minus, short, small
+from lasg.experiments.words import duration, factor, measure, plus_minus, short, small
 from lasg.report.curves import mean_curve, thin
 from lasg.report.style import Style, styles
 
@@ -295,11 +295,16 @@ def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
     drop = {len(head) - 1} if all(row.accuracy is None for row in rows) else set()
     body = []
     for row, key, text in zip(rows, keys, texts, strict=True):
-        cells = [{"text": t, "best": k is not None and k == b} for t, k, b in zip(text, key, best, strict=True)]
+        cells = [{"text": t, "best": _is(k, b)} for t, k, b in zip(text, key, best, strict=True)]
         body.append(
             {"label": row.label, "note": _note(row), "cells": [c for i, c in enumerate(cells, 1) if i not in drop]}
         )
     return {"head": [name for i, name in enumerate(head) if i not in drop], "rows": body}
+
+
+def _is(value: float | None, best: float | None) -> bool:
+    """Tell whether a value is the best one, but for rounding."""
+    return value is not None and best is not None and math.isclose(value, best, rel_tol=1e-9)
 
 
 def _note(row: Summary) -> str:
@@ -323,25 +328,13 @@ def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
             seconds = rows[i].counts["seconds"].mean if rows[i].counts else None
             text = "-" if seconds is None else duration(seconds)
             ratio = factor(rows[i].faster) if seconds is not None else ""
-            cells.append({"text": text, "ratio": ratio, "best": seconds is not None and seconds == best[name]})
+            cells.append({"text": text, "ratio": ratio, "best": _is(seconds, best[name])})
         body.append({"label": row.label, "cells": cells})
     return {"head": list(timed), "rows": body}
 
 
 def _network_row(network: Network) -> dict[str, str]:
-    def shown(name: str) -> str:
-        value = getattr(network, name)
-        if isinstance(value, tuple):
-            return f"{_measure(name, min(value))} to {_measure(name, max(value))}"
-        return _measure(name, value)
-
-    return {"name": network.name, **{name: shown(name) for name in NUMBERS}}
-
-
-def _measure(name: str, value: float) -> str:
-    if name in {"up", "down"}:
-        return f"{small(value)}bit/s" if value >= 1000 else f"{value:g} bit/s"
-    return f"{1000 * value:g} ms" if value < 1 else f"{value:g} s"
+    return {"name": network.name, **{name: measure(name, getattr(network, name)) for name in NUMBERS}}
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:

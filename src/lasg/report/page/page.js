@@ -75,6 +75,13 @@
     ...more,
   });
 
+  // A logarithmic axis has no zero: the start, at which nothing was spent yet, is left out there.
+  const kept = (trace) => {
+    if (!$("xlog").checked) return trace;
+    const keep = (values) => values.filter((_, k) => trace.x[k] > 0);
+    return { ...trace, x: keep(trace.x), y: keep(trace.y) };
+  };
+
   const traces = (x, y) => {
     const found = [];
     const logY = $("ylog").checked && y === "loss";
@@ -106,7 +113,7 @@
       }
       found.push(line(series, { mode: "lines+markers", x: xs, y: ys, hovertemplate: hover(x, y), meta: "mean" }));
     });
-    return found;
+    return found.map(kept);
   };
 
   const hover = (x, y) => {
