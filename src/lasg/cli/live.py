@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rich.console import Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -17,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from lasg.cli.show import err
 from lasg.data.cache import Progress as Told
@@ -102,25 +105,26 @@ def following(total: int, what: str) -> Iterator[Report]:
 
 
 def _bars(meter: Meter, what: str) -> Iterator[Report]:
+    """A bar with the time, and under it how the run that reported last is doing."""
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=30),
         MofNCompleteColumn() if meter.total > 1 else TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
         console=err,
-        transient=True,
     )
-    bar = progress.add_task(what, total=float(meter.total), note="", left="")
+    bar = progress.add_task(what, total=float(meter.total), left="")
+    note = Text("", no_wrap=True, overflow="ellipsis")
 
     def report(status: Status) -> None:
         meter(status)
         left = meter.seconds_left
         shown = "" if left is None else f"{duration(round(left))} left"
-        progress.update(bar, completed=meter.share * meter.total, note=describe(status, meter), left=shown)
+        progress.update(bar, completed=meter.share * meter.total, left=shown)
+        note.plain = describe(status, meter)
 
-    with progress:
+    with Live(Group(progress, note), console=err, transient=True, refresh_per_second=8):
         yield report
 
 

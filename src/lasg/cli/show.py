@@ -22,13 +22,17 @@ from lasg.experiments.words import duration, factor, plus_minus, short, small
 def _console(stderr: bool) -> Console:
     """Return a console as wide as the terminal; in files and pipes wide enough for every table."""
     console = Console(stderr=stderr)
-    width = None if console.is_terminal else max(120, console.width)
+    width = None if console.is_terminal else max(140, console.width)
     # Paths and names are printed as they are: no markup.
     return Console(stderr=stderr, width=width, markup=False, highlight=False)
 
 
 out = _console(stderr=False)
 err = _console(stderr=True)
+
+
+GAP = 2
+"""Columns of a terminal between two of a table."""
 
 
 def print_json(value: Any) -> None:
@@ -38,15 +42,45 @@ def print_json(value: Any) -> None:
 
 def comparison(summaries: Sequence[Summary], title: str, target: float | None, network: Network | None = None) -> Group:
     """Return the table of a comparison."""
+    names = ["iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations"]
+    names += [] if target else ["loss"]
+    names += ["fewer\nuploads", "fewer\nupload bits"]
+    names += [] if network is None else ["MB", "simulated\ntime", "times\nfaster"]
+    rows = [_cells(row, target, network) for row in summaries]
+    whole = title if network is None else f"{title}; network {network.name}"
+    return titled(whole, *fitting("algorithm", names, rows))
+
+
+def fitting(label: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
+    """Return a table as several, one under the other, where its columns are too wide for the terminal.
+
+    A row that is shorter than the others ends with a remark, which may be as long as it likes.
+    """
+    widths = [
+        max(len(line) for line in (*name.split("\n"), *(row[i + 1] for row in rows if len(row) == len(names) + 1)))
+        for i, name in enumerate(names)
+    ]
+    first = max(len(text) for text in (label, *(row[0] for row in rows)))
+    parts: list[list[int]] = [[]]
+    room = out.width - first
+    for i, width in enumerate(widths):
+        if parts[-1] and width + GAP > room:
+            parts.append([])
+            room = out.width - first
+        parts[-1].append(i)
+        room -= width + GAP
+    return [_part(label, names, rows, part) for part in parts]
+
+
+def _part(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], part: Sequence[int]) -> Table:
     table = new_table()
-    table.add_column("algorithm", no_wrap=True, min_width=9)
-    names = ("iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations")
-    timed = () if network is None else ("MB", "simulated\ntime", "times\nfaster")
-    for name in (*names, *(() if target else ("loss",)), "fewer\nuploads", "fewer\nupload bits", *timed):
-        table.add_column(name, justify="right")
-    for row in summaries:
-        table.add_row(*_cells(row, target, network))
-    return titled(title if network is None else f"{title}; network {network.name}", table)
+    table.add_column(label, no_wrap=True)
+    for i in part:
+        table.add_column(names[i], justify="right")
+    for row in rows:
+        remark = len(row) < len(names) + 1
+        table.add_row(row[0], *(row[1:] if remark else (row[i + 1] for i in part)))
+    return table
 
 
 def _cells(row: Summary, target: float | None, network: Network | None) -> list[str]:
@@ -59,20 +93,23 @@ def _cells(row: Summary, target: float | None, network: Network | None) -> list[
     loss = [] if target else [plus_minus(row.loss)]
     timed = []
     if network is not None:
-        timed = [small(row.megabytes or 0), duration(row.counts["seconds"].mean), factor(row.faster)]
+        timed = [small(row.counts["megabytes"].mean), duration(row.counts["seconds"].mean), factor(row.faster)]
     return [row.label, *counts, *loss, factor(row.fewer_uploads), factor(row.fewer_bits), *timed]
 
 
 def times(timed: Mapping[str, Sequence[Summary]], title: str) -> Group:
     """Return the table of simulated times: a row an algorithm, a column a network."""
-    table = new_table()
-    table.add_column("algorithm", no_wrap=True)
-    for name in timed:
-        table.add_column(name, justify="right", no_wrap=True)
-    for rows in zip(*timed.values(), strict=True):
-        cells = [f"{duration(r.counts['seconds'].mean)} {factor(r.faster):>5}" if r.counts else "-" for r in rows]
-        table.add_row(rows[0].label, *cells)
-    return titled(title, table)
+    rows = [
+        [
+            summaries[0].label,
+            *(
+                f"{duration(row.counts['seconds'].mean)} {factor(row.faster):>5}" if row.counts else "-"
+                for row in summaries
+            ),
+        ]
+        for summaries in zip(*timed.values(), strict=True)
+    ]
+    return titled(title, *fitting("algorithm", list(timed), rows))
 
 
 def new_table() -> Table:
@@ -80,9 +117,9 @@ def new_table() -> Table:
     return Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 
-def titled(title: str, table: Table) -> Group:
-    """Return a table under its title, which may be wider than the table."""
-    return Group(Text(title, style="bold"), table)
+def titled(title: str, *tables: Table) -> Group:
+    """Return tables under their title, which may be wider than they are."""
+    return Group(Text(title, style="bold"), *tables)
 
 
 def outcome(run: Run) -> Group:

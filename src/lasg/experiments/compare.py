@@ -18,7 +18,7 @@ from lasg.experiments.store import Run
 
 BASELINE = "sgd"
 SPENT = (*COUNTS, "bits_total")
-"""What is summed up of every run; with a network also seconds."""
+"""What is summed up of every run; with a network also seconds, and megabytes (10^6 bytes, both ways)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Summary:
     """Seeds that reached the target loss; all of them where there is no target."""
     diverged: int
     counts: Mapping[str, Spread]
-    """`SPENT` when the loss was reached, or at the end; empty unless every seed got there. With a network, seconds."""
+    """`SPENT` when the loss was reached, or at the end; empty unless every seed got there. With a network, seconds and
+    megabytes too."""
     loss: Spread
     accuracy: Spread | None
     fewer_uploads: float | None
@@ -69,7 +70,7 @@ class Summary:
             "reached": self.reached,
             "diverged": self.diverged,
         }
-        timed = ("seconds",) if "seconds" in self.counts else ()
+        timed = ("seconds", "megabytes") if "seconds" in self.counts else ()
         for name in (*SPENT, *timed):
             found = self.counts.get(name)
             values[name], values[f"{name}_spread"] = (found.mean, found.std) if found else (None, None)
@@ -77,13 +78,8 @@ class Summary:
         values["accuracy"] = self.accuracy.mean if self.accuracy else None
         values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
         if timed:
-            values |= {"megabytes": self.megabytes, "faster": self.faster}
+            values["faster"] = self.faster
         return values
-
-    @property
-    def megabytes(self) -> float | None:
-        """What travelled, both ways, in 10^6 bytes."""
-        return self.counts["bits_total"].mean / 8e6 if self.counts else None
 
 
 def _number(value: float) -> float | None:
@@ -145,9 +141,11 @@ def _counts(group: Series, target: float | None, network: Network | None) -> dic
 
 
 def spent(run: Run, network: Network | None) -> dict[str, Any]:
-    """Return `SPENT` at every evaluation, and the simulated seconds where there is a network."""
+    """Return `SPENT` at every evaluation; where there is a network, simulated seconds and megabytes too."""
     columns = {name: run.trace[name] for name in COUNTS} | {"bits_total": clock.bits_total(run)}
-    return columns if network is None else columns | {"seconds": clock.seconds(run, network)}
+    if network is None:
+        return columns
+    return columns | {"seconds": clock.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
 
 
 def _summary(

@@ -7,7 +7,7 @@ import importlib.resources
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from lasg.experiments.compare import Summary, shared_target, spent, summarise
 from lasg.experiments.files import write_atomically
 from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
-from lasg.experiments.words import duration, factor, measure, plus_minus, short, small
+from lasg.experiments.words import duration, factor, measure, short, small
 from lasg.report.curves import mean_curve, thin
 from lasg.report.style import Style, styles
 
@@ -254,52 +254,60 @@ def _raster(run: Run) -> dict[str, Any]:
 
 # -- tables ------------------------------------------------------------------------------------------------
 
-COLUMNS = {
-    "iterations": "iterations",
-    "uploads": "uploads",
-    "bits_up": "bits up",
-    "bits_total": "bits both ways",
-    "gradients": "gradient evaluations",
-    "seconds": "simulated time",
-}
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table of savings."""
+
+    head: str
+    value: Callable[[Summary], float | None]
+    shown: Callable[[float], str]
+    most: bool = False
+    """Whether the largest value is the best, not the least."""
+
+
+def _columns(network: Network) -> list[_Column]:
+    def count(name: str) -> Callable[[Summary], float | None]:
+        return lambda row: row.counts[name].mean if row.counts else None
+
+    return [
+        _Column("iterations", count("iterations"), short),
+        _Column("uploads", count("uploads"), short),
+        _Column("bits up", count("bits_up"), short),
+        _Column("bits both ways", count("bits_total"), short),
+        _Column("MB", count("megabytes"), small),
+        _Column("gradient evaluations", count("gradients"), short),
+        _Column(f"simulated time ({network.name})", count("seconds"), duration),
+        _Column("fewer uploads", lambda row: row.fewer_uploads, factor, most=True),
+        _Column("fewer bits up", lambda row: row.fewer_bits, factor, most=True),
+        _Column("final loss", lambda row: row.loss.mean if math.isfinite(row.loss.mean) else None, _four),
+        _Column("test accuracy", lambda row: row.accuracy.mean if row.accuracy else None, _percent, most=True),
+    ]
+
+
+def _four(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
 
 
 def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
-    """Return the table of savings: head, and rows of cells, the best of each column marked."""
-    head = ["algorithm", *COLUMNS.values(), "MB", "fewer uploads", "fewer bits up", "final loss", "test accuracy"]
-    head[head.index("simulated time")] = f"simulated time ({network.name})"
-    keys: list[list[float | None]] = []
-    texts: list[list[str]] = []
-    for row in rows:
-        counts = [row.counts[name].mean if row.counts else None for name in COLUMNS]
-        accuracy = row.accuracy.mean if row.accuracy else None
-        loss = row.loss.mean if math.isfinite(row.loss.mean) else None
-        # The least is the best; savings and accuracy are turned round.
-        savings = [-value if value is not None else None for value in (row.fewer_uploads, row.fewer_bits, accuracy)]
-        keys.append([*counts, row.megabytes, *savings[:2], loss, savings[2]])
-        shown = [
-            ("-" if v is None else duration(v) if n == "seconds" else short(v))
-            for n, v in zip(COLUMNS, counts, strict=True)
-        ]
-        texts.append(
-            [
-                *shown,
-                "-" if row.megabytes is None else small(row.megabytes),
-                factor(row.fewer_uploads),
-                factor(row.fewer_bits),
-                plus_minus(row.loss) if loss is not None else "-",
-                "-" if accuracy is None else f"{100 * accuracy:.2f} %",
-            ]
-        )
-    best = [min((value for value in column if value is not None), default=None) for column in zip(*keys, strict=True)]
-    drop = {len(head) - 1} if all(row.accuracy is None for row in rows) else set()
+    """Return the table of savings, the best of each column marked; columns without any number are left out."""
+    columns = [one for one in _columns(network) if any(one.value(row) is not None for row in rows)]
     body = []
-    for row, key, text in zip(rows, keys, texts, strict=True):
-        cells = [{"text": t, "best": _is(k, b)} for t, k, b in zip(text, key, best, strict=True)]
-        body.append(
-            {"label": row.label, "note": _note(row), "cells": [c for i, c in enumerate(cells, 1) if i not in drop]}
-        )
-    return {"head": [name for i, name in enumerate(head) if i not in drop], "rows": body}
+    for row in rows:
+        cells = []
+        for one in columns:
+            value = one.value(row)
+            known = [other for other in map(one.value, rows) if other is not None]
+            best = (max if one.most else min)(known)
+            spread = f" ± {row.loss.std:.4f}" if one.shown is _four and row.seeds > 1 else ""
+            text = "-" if value is None else one.shown(value) + spread
+            cells.append({"text": text, "best": _is(value, best)})
+        body.append({"label": row.label, "note": _note(row), "cells": cells})
+    return {"head": ["algorithm", *(one.head for one in columns)], "rows": body}
 
 
 def _is(value: float | None, best: float | None) -> bool:

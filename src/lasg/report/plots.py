@@ -32,6 +32,7 @@ LABELS = {
     "bits_up": "bits uploaded",
     "gradients": "gradient evaluations",
     "seconds": "simulated seconds",
+    "megabytes": "megabytes in both directions",
     "loss": "training loss",
     "accuracy": "test accuracy (%)",
 }
@@ -86,7 +87,7 @@ def draw(kind: str, runs: Sequence[Run], title: str) -> Figure:
 
 
 def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
-    """Draw loss against uploads and upload bits, and against simulated seconds where there is a network.
+    """Draw loss against uploads and upload bits; where there is a network, against megabytes and seconds too.
 
     Diverged runs are left out; returns False, and draws nothing, if no other is left.
     """
@@ -95,9 +96,9 @@ def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | N
     check(path)
     if all(run.status == "diverged" for run in runs):
         return False
-    columns = ["uploads", "bits_up", *([] if network is None else ["seconds"])]
+    columns = ["uploads", "bits_up", *([] if network is None else ["megabytes", "seconds"])]
     with rc_context(SETTINGS):
-        figure = _panels(series(runs), [(column, "loss") for column in columns], network)
+        figure = _panels(series(runs), [(column, "loss") for column in columns], network, columns=2)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     save(figure, path)
     return True
@@ -169,7 +170,7 @@ def _line(look: Style) -> dict[str, Any]:
         "linestyle": LINES[look.dash],
         "linewidth": 1.4,
         "marker": MARKERS[look.marker],
-        "markersize": 5.5 if look.marker in {"star", "cross"} else 4.5,
+        "markersize": {"star": 7.5, "cross": 5.5}.get(look.marker, 4.5),
         "markerfacecolor": "white" if look.hollow else look.colour,
     }
 
