@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
@@ -44,15 +43,22 @@ class Meter:
     share: float = 0.0
     """Of all the work, 0 to 1."""
     _shares: dict[str, float] = field(default_factory=dict)
+    _done: dict[str, float] = field(default_factory=dict)
+    """What was done while we looked on: not before a stop, not read from disk."""
+    _stored: set[str] = field(default_factory=set)
     _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _started: float | None = None
+    _started: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     def __call__(self, status: Status) -> None:
         """Take a report."""
         now, label = self.clock(), status.spec.label
-        if self._started is None:
-            self._started = now - (0.0 if status.stored else min(status.seconds, 1.0))
         self._shares[label] = status.share
+        self._done[label] = 0.0 if status.stored else status.share - status.began
+        if status.stored:
+            self._stored.add(label)
         if not status.stored and status.share < 1 and status.seconds > 0:
             self._rates[label] = (now, status.ledger.rounds / status.seconds)
         if status.share >= 1:
@@ -68,10 +74,17 @@ class Meter:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the work done so far, with what was read from disk; None before there is any."""
-        if self._started is None or self.share <= 0:
+        """An estimate from the work done so far; None before there is any.
+
+        Of the runs that did not report yet, as many are supposed to be stored as of those that did.
+        """
+        done = sum(self._done.values())
+        if done <= 0:
             return None
-        return (self.clock() - self._started) * (1 - self.share) / self.share
+        known = len(self._shares)
+        begun = sum(1 - share for share in self._shares.values())
+        ahead = (self.total - known) * (known - len(self._stored)) / known
+        return (self.clock() - self._started) * (begun + ahead) / done
 
 
 def describe(status: Status, meter: Meter) -> str:
@@ -101,27 +114,33 @@ class Log:
 def following(total: int, what: str) -> Iterator[Report]:
     """Show how many runs go; give the function to report to."""
     meter = Meter(total)
-    yield from _bars(meter, what) if err.is_terminal else _lines(meter, what)
+    yield from _bars(meter, what) if _draws() else _lines(meter, what)
+
+
+def _draws() -> bool:
+    """Whether standard error is a terminal that can draw bars."""
+    return err.is_terminal and not err.is_dumb_terminal
 
 
 def _bars(meter: Meter, what: str) -> Iterator[Report]:
     """A bar with the time, and under it how the run that reported last is doing."""
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
-        MofNCompleteColumn() if meter.total > 1 else TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[ended]}"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
         console=err,
     )
-    bar = progress.add_task(what, total=float(meter.total), left="")
+    bar = progress.add_task(what, total=1.0, ended="", left="")
     note = Text("", no_wrap=True, overflow="ellipsis")
 
     def report(status: Status) -> None:
         meter(status)
         left = meter.seconds_left
         shown = "" if left is None else f"{duration(round(left))} left"
-        progress.update(bar, completed=meter.share * meter.total, left=shown)
+        ended = f"{meter.ended}/{meter.total}" if meter.total > 1 else f"{100 * meter.share:.0f} %"
+        progress.update(bar, completed=meter.share, ended=ended, left=shown)
         note.plain = describe(status, meter)
 
     with Live(Group(progress, note), console=err, transient=True, refresh_per_second=8):
@@ -146,14 +165,14 @@ def _lines(meter: Meter, what: str) -> Iterator[Report]:
 @contextmanager
 def fetching() -> Iterator[Told]:
     """Show each thing that is downloaded or prepared; give the function to tell it to."""
-    if not err.is_terminal:
+    if not _draws():
         log = Log()
         yield lambda what, done, total: log(
             lambda: f"{what}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
         )
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -180,7 +180,7 @@ def _write_arrays(folder: Path, parts: Parts, title: str, progress: Progress | N
     arrays = {}
     for prefix, table in tables:
         shape = (len(table.labels), table.columns)
-        blocks = _told(table.blocks(), f"preparing {title}", len(table.labels), progress)
+        blocks = _told(table.blocks(), f"preparing {title}", shape, progress)
         arrays[prefix + "features"] = _write_npy(folder / f"{prefix}features.npy", shape, "<f4", blocks)
         labels = table.labels.astype("<i8")
         arrays[prefix + "labels"] = _write_npy(folder / f"{prefix}labels.npy", labels.shape, "<i8", [labels])
@@ -202,13 +202,16 @@ def _write_npy(path: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[
     return {"shape": list(shape), "dtype": dtype, "sha256": digest.hexdigest()}
 
 
-def _told(blocks: Iterable[NDArray[Any]], what: str, total: int, progress: Progress | None) -> Iterator[NDArray[Any]]:
-    done = 0
+def _told(
+    blocks: Iterable[NDArray[Any]], what: str, shape: tuple[int, int], progress: Progress | None
+) -> Iterator[NDArray[Any]]:
+    """Pass blocks on, and tell how many of the bytes that are written from them are done."""
+    row, done = 4 * shape[1], 0
     for block in blocks:
         yield block
         done += len(block)
         if progress is not None:
-            progress(what, done, total)
+            progress(what, row * done, row * shape[0])
 
 
 def _publish(temporary: Path, folder: Path, source_sha256: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
 import tomli_w
 
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec
+from lasg.experiments.spec import Spec, parse_value
 from lasg.experiments.tasks import SETTINGS, task
 
 _OWN = ("task", "algorithm", "seed", "partition", "until")
@@ -27,6 +28,8 @@ def command(spec: Spec) -> str | None:
     if any(key not in given for key in usual):
         return None  # a default that was taken away: no --set does that
     changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
+    if spec.task.startswith("libsvm:"):
+        changed["data"] = spec.data  # the whole path: the task may name it from another folder
     if spec.until:
         changed["iterations"] = spec.iterations  # or the cap on them would give way to the budget
     for key, value in changed.items():
@@ -37,10 +40,15 @@ def command(spec: Spec) -> str | None:
 
 
 def _toml(value: Any) -> str:
-    """Write a value as the right side of --set."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, str) and value.replace("-", "").replace("_", "").isalnum():
+    """Write a value as the right side of --set: a bare word where it means itself, else TOML on one line."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.-]*", value, re.ASCII) and parse_value(value) == value:
         return value
-    text = tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
-    return " ".join(text.split())
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_inline(key)} = {_inline(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").removesuffix("\n")

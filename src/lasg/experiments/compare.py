@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from lasg.core.network import Network
 from lasg.errors import LasgError
 from lasg.experiments import clock
 from lasg.experiments.series import Series, series
+from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 
 BASELINE = "sgd"
@@ -40,6 +42,8 @@ class Summary:
 
     label: str
     """The algorithm, and what tells it from another setting of it."""
+    spec: Spec
+    """Of its first seed."""
     algorithm: str
     seeds: int
     reached: int
@@ -90,7 +94,8 @@ def summarise(runs: Iterable[Run], target: float | None, network: Network | None
     """Summarise runs by series, in order of appearance, against the runs of sgd among them."""
     groups = series(runs)
     counts = [_counts(group, target, network) for group in groups]
-    baseline = next((c for group, c in zip(groups, counts, strict=True) if group.algorithm == BASELINE), {})
+    of_sgd = [found for group, found in zip(groups, counts, strict=True) if group.algorithm == BASELINE and found]
+    baseline = of_sgd[0] if of_sgd else {}
     return [_summary(group, target, found, baseline) for group, found in zip(groups, counts, strict=True)]
 
 
@@ -106,30 +111,31 @@ def row_at(run: Run, target: float | None) -> int | None:
 def shared_target(runs: Sequence[Run]) -> float:
     """Return a loss at which to compare runs: the one they were to reach; else one that they did reach.
 
-    That is the loss which every seed of every series reached, rounded up to two digits; or, where somebody stayed
-    more than a tenth above sgd, the loss which every seed of sgd reached. Diverged series do not count.
+    That is the loss which every seed of every series reached, rounded up to two digits (more, where two would be above
+    the loss they began with); or, where somebody stayed more than a tenth above sgd, the loss which every seed of sgd
+    reached. Diverged series do not count.
     """
     goals = {run.spec.until.get("loss") for run in runs}
     if len(goals) == 1 and None not in goals:
         return float(goals.pop() or 0)
-    lowest = {
-        one.label: (one.algorithm, max(float(run.trace["loss"].min()) for run in one.runs))
-        for one in series(runs)
-        if not one.diverged
-    }
-    if not lowest:
+    good = [one for one in series(runs) if not one.diverged]
+    if not good:
         raise LasgError("every run diverged: there is nothing to compare")
-    everybody = max(loss for _, loss in lowest.values())
-    baseline = [loss for name, loss in lowest.values() if name == BASELINE]
-    return _rounded_up(everybody if not baseline or everybody <= 1.1 * baseline[0] else baseline[0])
+    lowest = [max(float(run.trace["loss"].min()) for run in one.runs) for one in good]
+    of_sgd = [loss for one, loss in zip(good, lowest, strict=True) if one.algorithm == BASELINE]
+    everybody = max(lowest)
+    reached = everybody if not of_sgd or everybody <= 1.1 * of_sgd[0] else of_sgd[0]
+    begun = min(float(run.trace["loss"][0]) for one in good for run in one.runs)
+    rounded = (_rounded_up(reached, digits) for digits in range(2, 8))
+    return next((target for target in rounded if target < begun), reached)
 
 
-def _rounded_up(value: float) -> float:
-    """Round a positive number up to two digits; others stay."""
+def _rounded_up(value: float, digits: int) -> float:
+    """Round a positive number up to so many digits; others stay."""
     if value <= 0:
         return value
-    scale = 10.0 ** (1 - math.floor(math.log10(value)))
-    return math.ceil(round(value * scale, 6)) / scale
+    exact = Decimal(repr(value))
+    return float(exact.quantize(Decimal((0, (1,), exact.adjusted() - digits + 1)), ROUND_CEILING))
 
 
 def _counts(group: Series, target: float | None, network: Network | None) -> dict[str, Spread]:
@@ -160,6 +166,7 @@ def _summary(
 
     return Summary(
         label=group.label,
+        spec=group.runs[0].spec,
         algorithm=group.algorithm,
         seeds=len(group.runs),
         reached=sum(row_at(run, target) is not None for run in group.runs),

@@ -42,6 +42,7 @@ class Job:
     message: str = ""
     _report_due: float = field(default=0.0, repr=False)
     _reported: int = field(default=0, repr=False)
+    _began: float = field(default=0.0, repr=False)
 
     @classmethod
     def of(cls, spec: Spec, data_dir: Path | None) -> Job:
@@ -92,7 +93,7 @@ class Job:
         """Return how far the run is, with the evaluations that were not reported yet."""
         rows = tuple(self.trace.evaluations[self._reported :])
         self._reported += len(rows)
-        return Status(self.spec, share, replace(self.simulation.ledger), self.loss, self.seconds, rows)
+        return Status(self.spec, share, replace(self.simulation.ledger), self.loss, self.seconds, rows, self._began)
 
     def evaluate(self) -> None:
         """Measure loss and accuracy now, and plan the next time."""
@@ -118,6 +119,7 @@ class Job:
         self.simulation.restore(state["simulation"])
         self.trace.restore(state["trace"])
         self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
+        self._began = min(1.0, self.share())
 
 
 @contextmanager

@@ -35,10 +35,15 @@ class Series:
 def series(runs: Iterable[Run]) -> list[Series]:
     """Group runs by all of the spec but the seed, in order of appearance.
 
-    The label is the algorithm's name; where one algorithm has several settings, what differs is added to it.
+    The label is the algorithm's name; where one algorithm has several settings, what differs is added to it. A copy of
+    a run is the same run, and counts once.
     """
     groups: dict[str, list[Run]] = {}
+    seen = set()
     for run in runs:
+        if run.spec.digest in seen:
+            continue
+        seen.add(run.spec.digest)
         groups.setdefault(run.spec.but(seed=0).digest, []).append(run)
     found = list(groups.values())
     return [Series(_label(group[0], [other[0] for other in found]), tuple(group)) for group in found]
@@ -55,7 +60,9 @@ def _label(run: Run, firsts: Sequence[Run]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{key}:{_shown(part)}" for key, part in value.items()) or "-"
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return "-" if value is None else str(value)
 
 
 def in_order(found: Iterable[Series]) -> list[Series]:
@@ -66,19 +73,31 @@ def in_order(found: Iterable[Series]) -> list[Series]:
 
 def check_one_problem(runs: Sequence[Run]) -> None:
     """Refuse runs whose losses cannot be compared."""
+    if not runs:
+        raise LasgError("there are no runs to compare")
     kinds: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         key = (*(getattr(run.spec, name) for name in PROBLEM), run.meta["data_sha256"])
         kinds.setdefault(key, []).append(run)
     if len(kinds) == 1:
         return
-    names = (*PROBLEM, "the data file")
     one, other = list(kinds)[:2]
-    differing = next(i for i in range(len(names)) if one[i] != other[i])
-    shown = f"{one[differing]} and {other[differing]}" if differing < len(PROBLEM) else "two versions of it"
-    found = "; ".join(f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values())
+    differing = [name for name, left, right in zip(PROBLEM, one, other, strict=False) if left != right]
+    shown = [
+        f"{name}: {_brief(one[PROBLEM.index(name)])} and {_brief(other[PROBLEM.index(name)])}" for name in differing
+    ]
+    found = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
+    advice = "Name the folders of one of them"
+    if {"task", "partition"} & set(differing):
+        where = runs[0].folder.parent / f"{runs[0].spec.family}-*"
+        advice = f"Choose one with --task and --partition, or by name, such as {where}"
+    shown = "; ".join(parts) or "the data file: two versions of it"
     raise LasgError(
-        f"these runs are of {len(kinds)} different problems ({names[differing]}: {shown}) and cannot be compared: "
-        f"{found}. Choose one with --task and --partition, or name the runs, such as "
-        f"{runs[0].folder.parent}/{runs[0].spec.label.partition('-seed')[0].rsplit('-', 1)[0]}*"
+        f"these runs are of {len(kinds)} different problems ({shown}) "
+        f"and cannot be compared: {'; '.join(found[:5])}{'; ...' if len(found) > 5 else ''}. {advice}"
     )
+
+
+def _brief(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

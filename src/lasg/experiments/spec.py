@@ -104,6 +104,7 @@ class Spec:
             raise LasgError(f"evaluate must be a number of rounds >= 1 or 'geometric', got {self.evaluate!r}")
         for kind, value in self.until.items():
             check_budget(kind, value)
+        object.__setattr__(self, "until", {kind: _budget(kind, value) for kind, value in self.until.items()})
         if "iterations" in self.until:
             raise LasgError("iterations is a key of its own, not one of until")
         outside = [m for m in self.watched if not 0 <= m < self.workers]
@@ -139,9 +140,21 @@ class Spec:
     @property
     def label(self) -> str:
         """A name for folders: task, partition, algorithm, seed, digest."""
-        task = Path(self.task.removeprefix("libsvm:")).name
-        name = f"{task}-{self.partition}-{self.algorithm}-seed{self.seed}-{self.digest}"
-        return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+        return f"{self.family}-{_for_folders(self.algorithm)}-seed{self.seed}-{self.digest}"
+
+    @property
+    def family(self) -> str:
+        """What the labels of all runs on this task and partition begin with."""
+        return _for_folders(f"{Path(self.task.removeprefix('libsvm:')).name}-{self.partition}")
+
+
+def _for_folders(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def _budget(kind: str, value: float) -> float:
+    """Return a budget as one of equal numbers, so that 1000 and 1e3 are the same run: a loss is a float."""
+    return float(value) if kind == "loss" or value != int(value) else int(value)
 
 
 def check_budget(kind: str, value: float) -> None:

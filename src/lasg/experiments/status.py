@@ -24,13 +24,16 @@ class Status:
     """How long it ran so far, without the time between a stop and a resume."""
     evaluations: tuple[tuple[float, ...], ...]
     """The evaluations since the last report, as rows of `trace.EVALUATED`: all reports of a run have them all."""
+    began: float = 0.0
+    """The share that was done when this process took the run up: after a stop, more than 0."""
     stored: bool = False
     """Whether the run was read from disk, and nothing had to run."""
 
     @property
     def saved(self) -> float:
         """The share of uploads that were saved so far: of those that every worker in every round would be."""
-        return 1 - self.ledger.uploads / max(1, self.ledger.rounds * self.spec.workers)
+        possible = self.ledger.rounds * self.spec.workers
+        return 1 - self.ledger.uploads / possible if possible else 0.0
 
 
 Report = Callable[[Status], None]

@@ -32,7 +32,10 @@ def sentences(rows: Sequence[Summary], target: float) -> list[str]:
     """Say who reached the loss with the fewest upload bits, and what the others of its counts were."""
     best, baseline = best_of(rows), baseline_of(rows)
     if best is None:
-        return [f"Nobody but {name(baseline)} reached loss {target:g}." if baseline else f"Nobody reached {target:g}."]
+        but = f" but {name(baseline)}" if baseline else ""
+        return [f"Nobody{but} reached loss {target:g}."]
+    if not best.counts["uploads"].mean:
+        return [f"Loss {target:g} was there before the first upload: choose a lower one to compare at."]
     over = seeds_of(best.seeds)
     if baseline is None:
         spent = f"{short(best.counts['uploads'].mean)} uploads and {short(best.counts['bits_up'].mean)} upload bits"
@@ -55,6 +58,8 @@ def _than(ratio: float | None, what: str) -> str:
     """Write a ratio of counts: 4.1x fewer uploads, 1.9x more gradients."""
     if ratio is None:
         return f"no {what}"
+    if abs(ratio - 1) < 0.005:
+        return f"as many {what}"
     return f"{factor(ratio)} fewer {what}" if ratio >= 1 else f"{factor(1 / ratio)} more {what}"
 
 
@@ -72,27 +77,28 @@ def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
             continue
         gain, row, twin = max(gains, key=lambda found: found[0])
         if gain >= PAYS:
-            slower = ", ".join(f"{name(other)} ({factor(less)})" for less, other, _ in gains if less < 0.995)
+            slower = ", ".join(f"{name(other)} ({less:.2f}x)" for less, other, _ in gains if less < 0.995)
             but = f"; slower than its twin: {slower}" if slower else ""
             said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}{but}.")
         else:
-            fastest = f"{name(row)}, is {factor(gain)} as fast as {name(twin)}"
+            fastest = f"{name(row)}, is {gain:.2f}x as fast as {name(twin)}"
             said.append(f"{network}: laziness does not pay in time; the best lazy one, {fastest}.")
     return said
 
 
 def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
-    """Pair each lazy algorithm that got there with the one that differs from it in the rule alone."""
-    kinds = {row.label: algorithm(row.algorithm) for row in rows}
-    always = [row for row in rows if row.counts and kinds[row.label].rule.left is None and not kinds[row.label].local]
-    found = []
-    for row in rows:
-        kind = kinds[row.label]
-        if row.counts and kind.rule.left is not None:
-            for twin in always:
-                other = kinds[twin.label]
-                same = (kind.quantised, kind.own_codec, kind.own_steps)
-                if same == (other.quantised, other.own_codec, other.own_steps):
-                    found.append((row, twin))
-                    break
-    return found
+    """Pair each lazy algorithm that took some time to get there with the one that differs from it in the rule alone."""
+    timed = [row for row in rows if row.counts and row.counts["seconds"].mean > 0]
+    always = {_but_the_rule(row): row for row in reversed(timed) if algorithm(row.algorithm).rule.left is None}
+    lazy = [row for row in timed if algorithm(row.algorithm).rule.left is not None]
+    return [(row, always[_but_the_rule(row)]) for row in lazy if _but_the_rule(row) in always]
+
+
+def _but_the_rule(row: Summary) -> str:
+    """Return all that decides a run besides the rule and its constants, the seed, and what is watched."""
+    kind, spec = algorithm(row.algorithm), row.spec
+    kept = {key: value for key, value in spec.to_dict().items() if key not in _OF_THE_RULE}
+    return repr((kept, kind.codec(spec.bits, spec.bucket), kind.local_steps(spec.H)))
+
+
+_OF_THE_RULE = {"algorithm", "seed", "D", "c", "window", "start", "smoothness", "watch", "bits", "bucket", "H"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -28,17 +30,25 @@ class Sink(Protocol):
         ...
 
 
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in one line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 class Csv:
     """One row an evaluation of a run, written as it comes."""
 
     COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
 
     def __init__(self, path: Path) -> None:
-        try:
+        self._path = path
+        with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", newline="", encoding="utf-8")
-        except OSError as error:
-            raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(self.COLUMNS)
 
@@ -49,11 +59,13 @@ class Csv:
             *counts, loss, accuracy = row
             numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
             self._writer.writerow([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
-        self._file.flush()
+        with _told(self._path):
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with _told(self._path):
+            self._file.close()
 
 
 class TensorBoard:
@@ -67,13 +79,15 @@ class TensorBoard:
         self._new = SummaryWriter
         self._folder = folder
         self._writers: dict[str, Any] = {}
-        try:
+        with _told(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
 
     def __call__(self, status: Status) -> None:
         """Write the evaluations of a report, and how fast the run is."""
+        with _told(self._folder / status.spec.label):
+            self._write(status)
+
+    def _write(self, status: Status) -> None:
         writer = self._writer(status.spec.label)
         for row in status.evaluations:
             values = dict(zip(EVALUATED, row, strict=True))
@@ -116,10 +130,13 @@ class Sinks:
             sink(status)
 
     def __enter__(self) -> Self:
+        self._open = ExitStack()
+        for sink in self.sinks:
+            self._open.callback(sink.close)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        for sink in self.sinks:
-            sink.close()
+        with suppress(LasgError) if error is not None else nullcontext():
+            self._open.close()
