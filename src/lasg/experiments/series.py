@@ -83,7 +83,7 @@ def check_one_problem(runs: Sequence[Run]) -> None:
         return
     one, other = list(kinds)[:2]
     differing = [name for name, left, right in zip(PROBLEM, one, other, strict=False) if left != right]
-    shown = [
+    parts = [
         f"{name}: {_brief(one[PROBLEM.index(name)])} and {_brief(other[PROBLEM.index(name)])}" for name in differing
     ]
     found = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
