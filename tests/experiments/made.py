@@ -49,6 +49,7 @@ def made_up(
     everybody = np.ones((max(0, len(rows) - 1), spec.workers), np.bool_)
     uploaded = np.array(masks, np.bool_).reshape(-1, spec.workers) if len(masks) else everybody
     arrays["uploaded"] = np.packbits(uploaded, axis=1)
+    arrays["rounds"][-1] = len(uploaded)
     arrays["threshold"] = np.zeros(len(uploaded))
     arrays["watched_tau"] = np.ones((len(uploaded), len(spec.watched)), np.int64)
     arrays["watched_left"] = np.zeros((len(uploaded), len(spec.watched)))

@@ -17,6 +17,7 @@ from lasg.experiments import clock, runner, verdict, words
 from lasg.experiments import compare as comparing
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
+from lasg.experiments.files import check_writable
 from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import TASKS
@@ -156,6 +157,9 @@ def compare(
         known.per_worker(found[0].workers)
     if plot:
         plots.check(plot)
+    for path in (plot, report):
+        if path:
+            check_writable(path)
     files = {"csv": csv, "tensorboard": tensorboard}
     runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, **files)
     goal = (
@@ -163,7 +167,8 @@ def compare(
     )
     link = links[0] if len(links) == 1 else None
     titled = f"{_name(task, setting, values)}, {goal} ({words.seeds_of(seeds)})"
-    if len(links) > 1:
+    lost = all(run.status == "diverged" for run in runs)
+    if len(links) > 1 and not lost:
         _print_links(runs, target, titled, json, links)
     else:
         _print_comparison(runs, target, titled, json, link)
@@ -171,7 +176,9 @@ def compare(
     if plot:
         drawn = plots.comparison(runs, plot, _name(task, setting, values), link)
         said.append(f"Plot: {plot}" if drawn else "No plot: every run diverged.")
-    if report:
+    if report and lost:
+        said.append("No report: every run diverged.")
+    elif report:
         page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
         said.append(f"Report: {report}")
     if not json:

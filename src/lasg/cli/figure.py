@@ -41,7 +41,7 @@ def figure(
     json: options.Json = False,
 ) -> None:
     """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
-    kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
+    kinds = list(dict.fromkeys(kind.strip().lower() for kind in formats.split(",") if kind.strip()))
     for kind in kinds:
         plots.check(Path(f"figure.{kind}"))
     if not kinds:

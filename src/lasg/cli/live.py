@@ -23,12 +23,15 @@ from rich.text import Text
 from lasg.cli.show import err
 from lasg.data.cache import Progress as Told
 from lasg.experiments.status import Report, Status
-from lasg.experiments.words import duration, short
+from lasg.experiments.words import about, short
 
 LOG_SECONDS = 5.0
 """How often a log file gets a line."""
 RECENT_SECONDS = 2.0
 """A run that reported so recently is under way."""
+
+ENOUGH = 0.02
+"""Of one run: before so much is done, nobody can tell how long the rest takes."""
 
 Clock = Callable[[], float]
 
@@ -47,14 +50,14 @@ class Meter:
     """What was done while we looked on: not before a stop, not read from disk."""
     _stored: set[str] = field(default_factory=set)
     _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _started: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._started = self.clock()
+    _started: float | None = None
 
     def __call__(self, status: Status) -> None:
         """Take a report."""
         now, label = self.clock(), status.spec.label
+        if self._started is None and not status.stored:
+            # Not when the processes were started: how long that took says nothing about the work.
+            self._started = now - (0.0 if status.began else status.seconds)
         self._shares[label] = status.share
         self._done[label] = 0.0 if status.stored else status.share - status.began
         if status.stored:
@@ -79,7 +82,7 @@ class Meter:
         Of the runs that did not report yet, as many are supposed to be stored as of those that did.
         """
         done = sum(self._done.values())
-        if done <= 0:
+        if self._started is None or done < ENOUGH:
             return None
         known = len(self._shares)
         begun = sum(1 - share for share in self._shares.values())
@@ -92,7 +95,8 @@ def describe(status: Status, meter: Meter) -> str:
     name = f"{status.spec.algorithm} seed {status.spec.seed}: " if meter.total > 1 else ""
     rate = meter.rounds_per_second
     fast = f", {short(rate)} rounds/s" if rate else ""
-    return f"{name}loss {status.loss:.4f}, {100 * status.saved:.0f} % of uploads saved{fast}"
+    loss = f"{status.loss:.4f}" if abs(status.loss) < 1e4 else f"{status.loss:.3g}"
+    return f"{name}loss {loss}, {100 * status.saved:.0f} % of uploads saved{fast}"
 
 
 class Log:
@@ -138,7 +142,7 @@ def _bars(meter: Meter, what: str) -> Iterator[Report]:
     def report(status: Status) -> None:
         meter(status)
         left = meter.seconds_left
-        shown = "" if left is None else f"{duration(round(left))} left"
+        shown = "" if left is None else f"{about(left)} left"
         ended = f"{meter.ended}/{meter.total}" if meter.total > 1 else f"{100 * meter.share:.0f} %"
         progress.update(bar, completed=meter.share, ended=ended, left=shown)
         note.plain = describe(status, meter)
@@ -154,12 +158,12 @@ def _lines(meter: Meter, what: str) -> Iterator[Report]:
         meter(status)
         left = meter.seconds_left
         done = f"{meter.ended} of {meter.total} runs, " if meter.total > 1 else ""
-        more = "" if left is None else f", {duration(round(left))} left"
+        more = "" if left is None else f", {about(left)} left"
         log(lambda: f"{what}: {done}{100 * meter.share:.0f} %; {describe(status, meter)}{more}")
 
     yield report
     if log.lines:
-        err.print(f"{what}: done in {duration(round(time.monotonic() - started))}", soft_wrap=True)
+        err.print(f"{what}: done in {about(time.monotonic() - started)}", soft_wrap=True)
 
 
 @contextmanager

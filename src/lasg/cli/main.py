@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     except LasgError as error:
         return _fail(str(error), 2)
     except UsageProblem as error:
-        return _fail(error.format_message(), 2)
+        # Without a message it is the help of a command that wants another word, and stands there already.
+        return _fail(error.format_message(), 2) if error.format_message().strip() else 2
     except (KeyboardInterrupt, typer.Abort):
         return _fail(STOPPED, 130)
     except BrokenPipeError:

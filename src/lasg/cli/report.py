@@ -11,6 +11,7 @@ from lasg.cli import options
 from lasg.cli.show import out, print_json
 from lasg.errors import LasgError
 from lasg.experiments import clock
+from lasg.experiments.words import counted
 from lasg.report import page
 
 
@@ -35,12 +36,13 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Write a report of stored runs: one HTML file that works offline, with table, curves and uploads."""
-    if target is not None and not target > 0:
-        raise LasgError(f"--target must be a loss > 0, got {target!r}")
-    links = None if network is None else clock.network(network)
+    if target is not None and not 0 < target < float("inf"):
+        raise LasgError(f"--target must be a loss > 0 and finite, got {target!r}")
+    # Every report has all the presets, so --network without a name adds nothing.
+    links = None if network in {None, clock.EVERY} else clock.network(str(network))
     found = page.find_runs(runs, task, partition)
     page.write(path, found, target=target, network=links, title=title)
     if json:
         print_json({"report": str(path), "runs": len(found), "bytes": path.stat().st_size})
     else:
-        out.print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB, {len(found)} runs)", soft_wrap=True)
+        out.print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB, {counted(len(found), 'run')})", soft_wrap=True)

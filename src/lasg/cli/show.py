@@ -46,19 +46,20 @@ def comparison(summaries: Sequence[Summary], title: str, target: float | None, n
     names += [] if target else ["loss"]
     names += ["fewer\nuploads", "fewer\nupload bits"]
     names += [] if network is None else ["MB", "simulated\ntime", "times\nfaster"]
-    rows = [_cells(row, target, network) for row in summaries]
+    rows = [_cells(row, target, network) or [row.label, *["-"] * len(names)] for row in summaries]
     whole = title if network is None else f"{title}; network {network.name}"
-    return titled(whole, *fitting("algorithm", names, rows))
+    return Group(titled(whole, *fitting("algorithm", names, rows)), *remarks(summaries))
+
+
+def remarks(summaries: Sequence[Summary]) -> list[Text]:
+    """Say, a line an algorithm, why it has no numbers."""
+    return [Text(f"{row.label}: {row.remark}") for row in summaries if row.remark]
 
 
 def fitting(label: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
-    """Return a table as several, one under the other, where its columns are too wide for the terminal.
-
-    A row that is shorter than the others ends with a remark, which may be as long as it likes.
-    """
+    """Return a table as several, one under the other, where its columns are too wide for the terminal."""
     widths = [
-        max(len(line) for line in (*name.split("\n"), *(row[i + 1] for row in rows if len(row) == len(names) + 1)))
-        for i, name in enumerate(names)
+        max(len(line) for line in (*name.split("\n"), *(row[i + 1] for row in rows))) for i, name in enumerate(names)
     ]
     first = max(len(text) for text in (label, *(row[0] for row in rows)))
     parts: list[list[int]] = [[]]
@@ -78,17 +79,13 @@ def _part(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], part:
     for i in part:
         table.add_column(names[i], justify="right")
     for row in rows:
-        remark = len(row) < len(names) + 1
-        table.add_row(row[0], *(row[1:] if remark else (row[i + 1] for i in part)))
+        table.add_row(row[0], *(row[i + 1] for i in part))
     return table
 
 
 def _cells(row: Summary, target: float | None, network: Network | None) -> list[str]:
-    if row.diverged:
-        return [row.label, f"diverged ({row.diverged} of {row.seeds} seeds)"]
     if not row.counts:
-        missed = row.seeds - row.reached
-        return [row.label, "not reached" if missed == row.seeds else f"not reached ({missed} of {row.seeds} seeds)"]
+        return []
     counts = [short(row.counts[name].mean) for name in ("iterations", "uploads", "bits_up", "bits_down", "gradients")]
     loss = [] if target else [plus_minus(row.loss)]
     timed = []
@@ -109,7 +106,7 @@ def times(timed: Mapping[str, Sequence[Summary]], title: str) -> Group:
         ]
         for summaries in zip(*timed.values(), strict=True)
     ]
-    return titled(title, *fitting("algorithm", list(timed), rows))
+    return Group(titled(title, *fitting("algorithm", list(timed), rows)), *remarks(next(iter(timed.values()))))
 
 
 def new_table() -> Table:

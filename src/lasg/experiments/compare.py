@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -60,6 +60,18 @@ class Summary:
     """SGD's upload bits / this one's."""
     faster: float | None = None
     """SGD's simulated seconds / this one's, where there is a network."""
+    timed: bool = False
+    """Whether there is a network."""
+
+    @property
+    def remark(self) -> str:
+        """Why there are no counts; nothing where there are some."""
+        if self.diverged:
+            return f"diverged ({self.diverged} of {self.seeds} seeds)"
+        if not self.counts:
+            missed = self.seeds - self.reached
+            return "not reached" if missed == self.seeds else f"not reached ({missed} of {self.seeds} seeds)"
+        return ""
 
     @property
     def complete(self) -> bool:
@@ -74,14 +86,13 @@ class Summary:
             "reached": self.reached,
             "diverged": self.diverged,
         }
-        timed = ("seconds", "megabytes") if "seconds" in self.counts else ()
-        for name in (*SPENT, *timed):
+        for name in (*SPENT, *(("seconds", "megabytes") if self.timed else ())):
             found = self.counts.get(name)
             values[name], values[f"{name}_spread"] = (found.mean, found.std) if found else (None, None)
         values |= {"loss": _number(self.loss.mean), "loss_spread": _number(self.loss.std)}
         values["accuracy"] = self.accuracy.mean if self.accuracy else None
         values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
-        if timed:
+        if self.timed:
             values["faster"] = self.faster
         return values
 
@@ -96,7 +107,10 @@ def summarise(runs: Iterable[Run], target: float | None, network: Network | None
     counts = [_counts(group, target, network) for group in groups]
     of_sgd = [found for group, found in zip(groups, counts, strict=True) if group.algorithm == BASELINE and found]
     baseline = of_sgd[0] if of_sgd else {}
-    return [_summary(group, target, found, baseline) for group, found in zip(groups, counts, strict=True)]
+    return [
+        replace(_summary(group, target, found, baseline), timed=network is not None)
+        for group, found in zip(groups, counts, strict=True)
+    ]
 
 
 def row_at(run: Run, target: float | None) -> int | None:
@@ -115,10 +129,11 @@ def shared_target(runs: Sequence[Run]) -> float:
     the loss they began with); or, where somebody stayed more than a tenth above sgd, the loss which every seed of sgd
     reached. Diverged series do not count.
     """
-    goals = {run.spec.until.get("loss") for run in runs}
+    shown = series(runs)
+    goals = {run.spec.until.get("loss") for one in shown for run in one.runs}
     if len(goals) == 1 and None not in goals:
         return float(goals.pop() or 0)
-    good = [one for one in series(runs) if not one.diverged]
+    good = [one for one in shown if not one.diverged]
     if not good:
         raise LasgError("every run diverged: there is nothing to compare")
     lowest = [max(float(run.trace["loss"].min()) for run in one.runs) for one in good]
@@ -173,7 +188,7 @@ def _summary(
         diverged=group.diverged,
         counts=counts,
         loss=Spread.of(losses),
-        accuracy=None if any(map(math.isnan, accuracies)) else Spread.of(accuracies),
+        accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.of(accuracies),
         fewer_uploads=ratio("uploads"),
         fewer_bits=ratio("bits_up"),
         faster=ratio("seconds"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import paper
-from lasg.experiments.spec import Spec
+from lasg.experiments.spec import Spec, folder_name
 from lasg.experiments.tasks import SETTINGS, TASKS, task
 
 ITERATIONS = {"ijcnn1-lr": 10_000, "mnist-lr": 10_000, "covtype-lr": 10_000}
 """How far the figures of a task go; others take the task's own number."""
+MOST_WORKERS = 6
+"""Whose sides of the rule are drawn in one figure."""
 LAZY = ("lag-wk", "lasg-wk1", "lasg-wk2", "lasg-ps", "lasg-pse")
 """The algorithms that have a rule."""
 
@@ -48,8 +51,9 @@ class Figure:
 def curves(name: str, setting: str, choice: Choice) -> Figure:
     """Loss against iterations, uploads and upload bits (fig:covtype, fig:ijcnn1, fig:mnist, and their _u twins)."""
     found = [curve_spec(name, setting, algorithm, seed) for seed in choice.each(5) for algorithm in ALGORITHMS]
-    title = f"{name}, {setting}"
-    return Figure(name=f"{name}-{setting}", kind="curves", title=title, specs=tuple(found))
+    # A LIBSVM file's name becomes part of the picture's, its folders do not.
+    file = f"{folder_name(Path(name.removeprefix('libsvm:')).name)}-{setting}"
+    return Figure(name=file, kind="curves", title=f"{name}, {setting}", specs=tuple(found))
 
 
 def curve_spec(name: str, setting: str, algorithm: str, seed: int) -> Spec:
@@ -60,12 +64,15 @@ def curve_spec(name: str, setting: str, algorithm: str, seed: int) -> Spec:
 
 def toy(choice: Choice) -> list[Figure]:
     """Uploads per 10 iterations: LAG-WK with two values of c, and LASG-WK2 (toyexample)."""
+    if choice.task not in {None, *paper.TOY_PAIRS}:
+        raise LasgError(f"the toy figure is drawn for {' and '.join(paper.TOY_PAIRS)}, got --task {choice.task}")
     found = []
+    setting = choice.setting or "homogeneous"
     for name, pair in paper.TOY_PAIRS.items():
         if choice.task in {None, name}:
-            listed = paper.toy_specs(name, choice.each(5), 2000, choice.setting or "homogeneous")
+            listed = paper.toy_specs(name, choice.each(5), 2000, setting)
             specs = [spec for label in (*pair, paper.TOY_LASG) for spec in listed[label]]
-            title = f"{name}, {choice.setting or 'homogeneous'}: uploads in every 10 iterations"
+            title = f"{name}, {setting}: uploads in every 10 iterations"
             found.append(Figure(name=f"toy-{name}", kind="toy", title=title, specs=tuple(specs)))
     return found
 
@@ -80,6 +87,8 @@ def gradients(choice: Choice) -> list[Figure]:
 def trials(choice: Choice) -> list[Figure]:
     """Loss and test accuracy on mnist-lr, 30 trials (fig:mnist_train_seed, fig:mnist_test_seed)."""
     name, setting = choice.task or "mnist-lr", choice.setting or "heterogeneous"
+    if name.startswith("libsvm:"):
+        raise LasgError("a LIBSVM file has no test set, so there is no test accuracy to draw")
     specs = [curve_spec(name, setting, algorithm, seed) for seed in choice.each(30) for algorithm in ALGORITHMS]
     return [Figure(name="trials", kind="trials", title=f"{name}, {setting}", specs=tuple(specs))]
 
@@ -92,6 +101,8 @@ def _lazy(kind: str, algorithms: Sequence[str], what: str) -> Callable[[Choice],
         found = [curve_spec(name, setting, algorithm, choice.first_seed) for algorithm in algorithms]
         # Not a figure of the paper: PSE begins as it does by default.
         specs = [spec.but(start="ask-twice") for spec in found]
+        if choice.workers is not None and not 0 < len(choice.workers) <= MOST_WORKERS:
+            raise LasgError(f"at most {MOST_WORKERS} workers can be told apart, got {len(choice.workers)}")
         if choice.workers is not None:
             specs = [spec.but(watch=choice.workers) for spec in specs]
         title = f"{name}, {setting}, seed {choice.first_seed}: {what}"
@@ -107,16 +118,37 @@ def networks(choice: Choice) -> list[Figure]:
     return [Figure(name="networks", kind="networks", title=f"{name}, {setting}", specs=figure.specs)]
 
 
-PLAIN: Mapping[str, tuple[str, Callable[[Choice], list[Figure]]]] = {
-    "toy": ("uploads per 10 iterations: LAG-WK with two values of c, LASG-WK2", toy),
-    "gradients": ("loss against gradient evaluations, covtype", gradients),
-    "trials": ("loss and test accuracy over 30 trials, mnist-lr", trials),
-    "raster": ("who uploads when: a dot an upload", _lazy("raster", ("sgd", *LAZY), "who uploads when")),
-    "staleness": ("how old the gradients are that the server uses", _lazy("staleness", LAZY, "age of the gradients")),
-    "sides": ("both sides of the rule over time", _lazy("sides", LAZY, "both sides of the rule")),
-    "networks": ("simulated seconds to one loss, for every kind of link", networks),
+@dataclass(frozen=True)
+class Plain:
+    """A figure that is not of one task."""
+
+    summary: str
+    build: Callable[[Choice], list[Figure]]
+    takes: tuple[str, ...] = ("seeds", "task", "setting")
+    """What may be chosen besides the first seed."""
+
+
+PLAIN: Mapping[str, Plain] = {
+    "toy": Plain("uploads per 10 iterations: LAG-WK with two values of c, LASG-WK2", toy),
+    "gradients": Plain("loss against gradient evaluations, covtype", gradients, ("seeds", "setting")),
+    "trials": Plain("loss and test accuracy over 30 trials, mnist-lr", trials),
+    "raster": Plain(
+        "who uploads when: a dot an upload",
+        _lazy("raster", ("sgd", *LAZY), "who uploads when"),
+        ("task", "setting"),
+    ),
+    "staleness": Plain(
+        "how old the gradients are that the server uses",
+        _lazy("staleness", LAZY, "age of the gradients"),
+        ("task", "setting"),
+    ),
+    "sides": Plain(
+        "both sides of the rule over time",
+        _lazy("sides", LAZY, "both sides of the rule"),
+        ("task", "setting", "workers"),
+    ),
+    "networks": Plain("simulated seconds to one loss, for every kind of link", networks),
 }
-"""The figures that are not of one task: what they show, and how they are made."""
 PAPER_TASKS = tuple(ITERATIONS)
 
 
@@ -124,22 +156,38 @@ def listed() -> dict[str, str]:
     """Return every name that `figures` knows, with what it shows."""
     shown = "loss against iterations, uploads and upload bits"
     by_task = {f"{name}-{setting}": shown for name in TASKS for setting in SETTINGS}
-    return {**by_task, **{name: summary for name, (summary, _) in PLAIN.items()}}
+    return {**by_task, **{name: plain.summary for name, plain in PLAIN.items()}}
 
 
 def figures(name: str, choice: Choice) -> list[Figure]:
     """Return the figures of a name: `all`, a figure, a task (both settings), or a task and setting."""
+    if choice.setting not in {None, *SETTINGS}:
+        raise LasgError(f"unknown setting {choice.setting!r}: {' or '.join(SETTINGS)}")
     if name == "all":
-        return [figure for each in (*PAPER_TASKS, *PLAIN) for figure in figures(each, choice)]
+        _takes(name, choice, "seeds")
+        by_task = [figure for each in PAPER_TASKS for figure in figures(each, choice)]
+        return [*by_task, *(figure for plain in PLAIN.values() for figure in plain.build(choice))]
     if name in PLAIN:
-        return PLAIN[name][1](choice)
+        _takes(name, choice, *PLAIN[name].takes)
+        return PLAIN[name].build(choice)
     for setting in SETTINGS:
         if name.removesuffix(f"-{setting}") in TASKS and name.endswith(setting):
+            _takes(name, choice, "seeds")
             return [curves(name.removesuffix(f"-{setting}"), setting, choice)]
     if name in TASKS or name.startswith("libsvm:"):
+        _takes(name, choice, "seeds", "setting")
         return [curves(name, setting, choice) for setting in SETTINGS if choice.setting in {None, setting}]
     known = [*PLAIN, *TASKS, *listed()]
     raise LasgError(
         f"unknown figure {name!r}.{did_you_mean(name, known)} Known: {', '.join([*PLAIN, *TASKS])}, a task with "
         "-homogeneous or -heterogeneous, or all"
     )
+
+
+def _takes(name: str, choice: Choice, *options: str) -> None:
+    """Refuse what cannot be chosen about a figure."""
+    if "seeds" not in options and choice.seeds not in {None, 1}:
+        raise LasgError(f"the figure {name} is of one run: --first-seed chooses it, got --seeds {choice.seeds}")
+    for option in ("task", "setting", "workers"):
+        if option not in options and getattr(choice, option) is not None:
+            raise LasgError(f"the figure {name} takes no --{option}, got {getattr(choice, option)!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -45,9 +46,29 @@ def sweep(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that a reader, or a kill at any moment, sees the old file or the new one."""
+def check_writable(path: Path) -> None:
+    """Refuse, before the work is done, a path at which nothing can be written after it."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` so that a reader, or a kill at any moment, sees the old file or the new one.
+
+    What is there and is no file, such as /dev/null or a pipe, is written to and not replaced.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         try:

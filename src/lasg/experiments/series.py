@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lasg.core.algorithms import ALGORITHMS
+from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
+from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 
 PROBLEM = ("task", "data", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam")
@@ -33,26 +35,47 @@ class Series:
 
 
 def series(runs: Iterable[Run]) -> list[Series]:
-    """Group runs by all of the spec but the seed, in order of appearance.
+    """Group runs by algorithm and `settings`, in order of appearance.
 
-    The label is the algorithm's name; where one algorithm has several settings, what differs is added to it. A copy of
-    a run is the same run, and counts once.
+    The label is the algorithm's name; where one algorithm has several settings, what differs is added to it. Of runs
+    that differ in when they stop alone, the one that went furthest stands for all: the others are its beginning. A
+    copy of a run is the same run.
     """
-    groups: dict[str, list[Run]] = {}
-    seen = set()
+    groups: dict[str, dict[int, Run]] = {}
     for run in runs:
-        if run.spec.digest in seen:
-            continue
-        seen.add(run.spec.digest)
-        groups.setdefault(run.spec.but(seed=0).digest, []).append(run)
-    found = list(groups.values())
-    return [Series(_label(group[0], [other[0] for other in found]), tuple(group)) for group in found]
+        seeds = groups.setdefault(repr(sorted(settings(run.spec).items())), {})
+        known = seeds.get(run.spec.seed)
+        if known is None or (known.spec != run.spec and _length(run) > _length(known)):
+            seeds[run.spec.seed] = run
+    found = [tuple(seeds.values()) for seeds in groups.values()]
+    return [Series(_label(group[0], [other[0] for other in found]), group) for group in found]
+
+
+def settings(spec: Spec) -> dict[str, Any]:
+    """Return what decides the course of a run, besides the seed: not when it stops, nor what its algorithm ignores."""
+    kind = algorithm(spec.algorithm)
+    unused = {"seed", "until", "iterations", "watch"}
+    if kind.rule.left is None:
+        unused |= {"D", "c", "window"}
+    if kind.rule.estimate is None:
+        unused |= {"start"}
+    if kind.rule.where != "server" or kind.rule.estimate is not None:
+        unused |= {"smoothness"}
+    if kind.own_steps is not None or not kind.local:
+        unused |= {"H"}
+    if kind.own_codec is not None or not kind.quantised:
+        unused |= {"bits", "bucket"}
+    return {key: value for key, value in spec.to_dict().items() if key not in unused}
+
+
+def _length(run: Run) -> int:
+    return len(run.trace["threshold"])
 
 
 def _label(run: Run, firsts: Sequence[Run]) -> str:
-    rivals = [other.spec.to_dict() for other in firsts if other.spec.algorithm == run.spec.algorithm]
-    own = run.spec.to_dict()
-    keys = [key for key in dict.fromkeys(k for values in rivals for k in values) if key != "seed"]
+    rivals = [settings(other.spec) for other in firsts if other.spec.algorithm == run.spec.algorithm]
+    own = settings(run.spec)
+    keys = dict.fromkeys(key for values in rivals for key in values)
     differing = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
     return " ".join([run.spec.algorithm, *(f"{key}={_shown(own.get(key))}" for key in differing)])
 
@@ -66,9 +89,23 @@ def _shown(value: Any) -> str:
 
 
 def in_order(found: Iterable[Series]) -> list[Series]:
-    """Sort series as the twelve algorithms are listed everywhere; others come after them."""
-    place = {name: i for i, name in enumerate(ALGORITHMS)}
-    return sorted(found, key=lambda one: place.get(one.algorithm, len(place)))
+    """Sort series as the twelve algorithms are listed everywhere, others after them; settings by their numbers."""
+    listed = list(found)
+    place = {name: i for i, name in enumerate(dict.fromkeys([*ALGORITHMS, *(one.algorithm for one in listed)]))}
+    return sorted(listed, key=lambda one: (place[one.algorithm], _by_numbers(one.label)))
+
+
+def _by_numbers(label: str) -> list[tuple[float, str]]:
+    """Return a key that sorts c=4 before c=10."""
+    parts = re.split(r"(?<==)([-+\d.e]+)", label)
+    return [(_number(part), part) for part in parts]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def check_one_problem(runs: Sequence[Run]) -> None:

@@ -134,21 +134,22 @@ class Spec:
     @property
     def digest(self) -> str:
         """Ten hexadecimal digits that tell this spec from others."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        text = json.dumps(self.to_dict(), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def label(self) -> str:
         """A name for folders: task, partition, algorithm, seed, digest."""
-        return f"{self.family}-{_for_folders(self.algorithm)}-seed{self.seed}-{self.digest}"
+        return f"{self.family}-{folder_name(self.algorithm)}-seed{self.seed}-{self.digest}"
 
     @property
     def family(self) -> str:
         """What the labels of all runs on this task and partition begin with."""
-        return _for_folders(f"{Path(self.task.removeprefix('libsvm:')).name}-{self.partition}")
+        return folder_name(f"{Path(self.task.removeprefix('libsvm:')).name}-{self.partition}")
 
 
-def _for_folders(name: str) -> str:
+def folder_name(name: str) -> str:
+    """Return a name with only what every file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 

@@ -28,6 +28,8 @@ from lasg.experiments.spec import Spec
 from lasg.experiments.trace import Arrays, check, unpack_uploads
 
 FORMAT = 1
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError)
+"""What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
 
 
@@ -46,11 +48,11 @@ class Run:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            check(arrays, self.spec)
+            check(arrays, self.spec, whole=self.status == "done")
         except FileNotFoundError:
             todo = "goes on with it" if self.status == "running" else "writes it anew"
             raise LasgError(f"{self.folder} has no {TRACE} yet: `lasg resume {self.folder}` {todo}") from None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (*UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
             raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
         return arrays
 
@@ -72,16 +74,17 @@ def read(folder: Path) -> Run:
         raise LasgError(f"{folder} is not a stored run: it has no {META}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LasgError(f"cannot read {path}: {error}") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
         raise LasgError(
             f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
         )
-    known = meta.get("status") in {"running", "done", "diverged"}
-    if not known or not isinstance(meta.get("versions"), dict) or "data_sha256" not in meta:
-        raise LasgError(f"cannot read {path}: it lacks status, versions or data_sha256")
+    kinds = {"status": str, "versions": dict, "data_sha256": str, "seconds": int | float}
+    wrong = [name for name, kind in kinds.items() if not isinstance(meta.get(name), kind)]
+    if wrong or meta["status"] not in {"running", "done", "diverged"}:
+        raise LasgError(f"cannot read {path}: {(wrong or ['status'])[0]} is missing or not what it should be")
     return Run(folder, specs.read(folder / SPEC), meta)
 
 

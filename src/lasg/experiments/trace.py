@@ -78,15 +78,23 @@ def unpack_uploads(packed: npt.NDArray[np.uint8], workers: int) -> npt.NDArray[n
     return np.unpackbits(packed, axis=1, count=workers).astype(np.bool_)
 
 
-def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec) -> None:
-    """Refuse, with a ValueError, arrays that are not the whole trace of a run of `spec`."""
+def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec, *, whole: bool) -> None:
+    """Refuse, with a ValueError, arrays that are not the trace of a run of `spec`; `whole`: that went to its end."""
     missing = [name for name in (*EVALUATED, *ROUNDS) if name not in arrays]
     if missing:
         raise ValueError(f"it has no array {missing[0]}")
+    kinds = dict.fromkeys(COUNTS, "i") | dict.fromkeys(("loss", "accuracy", "threshold", "watched_left"), "f")
+    kinds |= {"uploaded": "u", "watched_tau": "i"}
+    wrong = [name for name, kind in kinds.items() if arrays[name].dtype.kind != kind]
+    if wrong:
+        raise ValueError(f"its array {wrong[0]} holds {arrays[wrong[0]].dtype}")
     if len({arrays[name].shape for name in EVALUATED}) != 1 or arrays["loss"].ndim != 1 or not len(arrays["loss"]):
         raise ValueError("its evaluations are cut short")
-    rounds, watched = arrays["uploaded"].shape[0], len(spec.watched)
+    rounds, watched = len(arrays["threshold"]), len(spec.watched)
     shapes = {"uploaded": (rounds, -(-spec.workers // 8)), "threshold": (rounds,)}
     shapes |= dict.fromkeys(("watched_tau", "watched_left"), (rounds, watched))
-    if any(arrays[name].shape != shape for name, shape in shapes.items()) or rounds < arrays["rounds"].max():
+    at = arrays["rounds"]
+    if any(arrays[name].shape != shape for name, shape in shapes.items()) or at[-1] > rounds:
         raise ValueError("its rounds are cut short")
+    if (whole and at[-1] != rounds) or at[0] < 0 or (np.diff(at) < 0).any() or not np.isfinite(arrays["loss"]).all():
+        raise ValueError("its evaluations are cut short or damaged")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.experiments.compare import BASELINE, Summary
+from lasg.experiments.series import settings
 from lasg.experiments.words import factor, seeds_of, short
 
 PAYS = 1.1
@@ -18,8 +19,8 @@ def name(row: Summary) -> str:
 
 
 def best_of(rows: Sequence[Summary]) -> Summary | None:
-    """Return who reached the loss with the fewest upload bits, other than sgd."""
-    found = [row for row in rows if row.counts and row.algorithm != BASELINE]
+    """Return who reached the loss with the fewest upload bits, other than the sgd that is compared with."""
+    found = [row for row in rows if row.counts and row is not baseline_of(rows)]
     return min(found, key=lambda row: row.counts["bits_up"].mean, default=None)
 
 
@@ -32,19 +33,23 @@ def sentences(rows: Sequence[Summary], target: float) -> list[str]:
     """Say who reached the loss with the fewest upload bits, and what the others of its counts were."""
     best, baseline = best_of(rows), baseline_of(rows)
     if best is None:
-        but = f" but {name(baseline)}" if baseline else ""
-        return [f"Nobody{but} reached loss {target:g}."]
+        if baseline is None:
+            return [f"Nobody reached loss {target:g} with every seed."]
+        alone = f"{name(baseline)} reached loss {target:g}"
+        return [f"{alone}; no other algorithm did with every seed." if len(rows) > 1 else f"{alone}."]
     if not best.counts["uploads"].mean:
         return [f"Loss {target:g} was there before the first upload: choose a lower one to compare at."]
     over = seeds_of(best.seeds)
     if baseline is None:
         spent = f"{short(best.counts['uploads'].mean)} uploads and {short(best.counts['bits_up'].mean)} upload bits"
         return [f"{name(best)} reached loss {target:g} with {spent}, the fewest bits ({over})."]
-    said = f"{_than(best.fewer_uploads, 'uploads')} and {_than(best.fewer_bits, 'upload bits')}"
+    said = f"{_than(best.fewer_uploads, 'uploads')} and {_than(best.fewer_bits, 'upload bits')} than"
+    if said == "as many uploads and as many upload bits than":
+        said = "as many uploads and upload bits as"
     total = _ratio(baseline, best, "bits_total")
     work = _ratio(baseline, best, "gradients")
     return [
-        f"{name(best)} reached loss {target:g} with {said} than {name(baseline)} ({over}).",
+        f"{name(best)} reached loss {target:g} with {said} {name(baseline)} ({over}).",
         f"In both directions together it sent {_than(total, 'bits')}; it computed {_than(work, 'gradients')}.",
     ]
 
@@ -73,11 +78,10 @@ def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
     for network, rows in timed.items():
         gains = [(twin.counts["seconds"].mean / row.counts["seconds"].mean, row, twin) for row, twin in _twins(rows)]
         if not gains:
-            said.append(f"{network}: no lazy algorithm and its twin that always uploads both reached the loss.")
-            continue
+            return ["No lazy algorithm and its twin that always uploads both reached the loss."]
         gain, row, twin = max(gains, key=lambda found: found[0])
         if gain >= PAYS:
-            slower = ", ".join(f"{name(other)} ({less:.2f}x)" for less, other, _ in gains if less < 0.995)
+            slower = ", ".join(f"{name(other)} ({less:.2f}x)" for less, other, _ in gains if less <= 1 / PAYS)
             but = f"; slower than its twin: {slower}" if slower else ""
             said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}{but}.")
         else:
@@ -95,10 +99,8 @@ def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
 
 
 def _but_the_rule(row: Summary) -> str:
-    """Return all that decides a run besides the rule and its constants, the seed, and what is watched."""
+    """Return all that decides a run's course besides the seed, the rule and its constants."""
     kind, spec = algorithm(row.algorithm), row.spec
-    kept = {key: value for key, value in spec.to_dict().items() if key not in _OF_THE_RULE}
-    return repr((kept, kind.codec(spec.bits, spec.bucket), kind.local_steps(spec.H)))
-
-
-_OF_THE_RULE = {"algorithm", "seed", "D", "c", "window", "start", "smoothness", "watch", "bits", "bucket", "H"}
+    of_the_rule = {"algorithm", "D", "c", "window", "start", "smoothness", "bits", "bucket", "H"}
+    kept = {key: value for key, value in settings(spec).items() if key not in of_the_rule}
+    return repr((sorted(kept.items()), kind.codec(spec.bits, spec.bucket), kind.local_steps(spec.H)))

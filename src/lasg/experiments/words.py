@@ -19,22 +19,35 @@ def short(value: float) -> str:
 
 
 def small(value: float) -> str:
-    """Write a measure in three digits: 0.0123, 1.23, 456, 12.3k."""
-    return short(value) if abs(value) >= 1000 else f"{value:.3g}"
+    """Write a measure in three digits: 0.0120, 1.20, 456, 12.3k."""
+    return short(value) if abs(value) >= 999.5 else f"{value:#.3g}".removesuffix(".")
 
 
 def duration(seconds: float) -> str:
-    """Write a time: 8 s, 1.5 min, 2.5 h, 12 d."""
-    for size, unit in ((2 * 86_400, "d"), (5400, "h"), (90, "min")):
-        if seconds >= size:
-            scaled = seconds / {"d": 86_400, "h": 3600, "min": 60}[unit]
-            return f"{scaled:.1f} {unit}" if scaled < 9.95 else f"{short(scaled)} {unit}"
-    return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    """Write a time in three digits: 8.00 s, 1.53 min, 12.0 d."""
+    size, unit = _unit(seconds)
+    return f"{small(seconds / size)} {unit}"
+
+
+def about(seconds: float) -> str:
+    """Write a time in whole numbers: 8 s, 2 min, 12 d."""
+    size, unit = _unit(seconds)
+    return f"{seconds / size:.0f} {unit}"
+
+
+def _unit(seconds: float) -> tuple[int, str]:
+    units = ((172_800, 86_400, "d"), (5400, 3600, "h"), (90, 60, "min"))
+    return next(((size, unit) for least, size, unit in units if seconds >= least), (1, "s"))
 
 
 def seeds_of(count: int) -> str:
     """Write over how many seeds a mean was taken."""
     return "1 seed" if count == 1 else f"mean of {count} seeds"
+
+
+def counted(number: int, what: str) -> str:
+    """Write a number of things: 1 run, 12 runs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def factor(value: float | None) -> str:

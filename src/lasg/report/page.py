@@ -25,7 +25,7 @@ from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
 from lasg.experiments.words import duration, factor, measure, short, small
 from lasg.report.curves import mean_curve, thin
-from lasg.report.style import Style, styles
+from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, styles
 
 AXES = {
     "iterations": "iterations",
@@ -43,31 +43,20 @@ MEAN_POINTS = 200
 RASTER_ROUNDS, RASTER_WORKERS = 4_000, 64
 """How much of the uploads of one run is shown."""
 DEFAULT_NETWORK = "home"
-SYMBOLS = {
-    "circle": "M4 0A4 4 0 1 1 -4 0A4 4 0 1 1 4 0Z",
-    "square": "M-3.5 -3.5H3.5V3.5H-3.5Z",
-    "triangle-up": "M0 -4.5L4.5 3.5H-4.5Z",
-    "triangle-down": "M0 4.5L4.5 -3.5H-4.5Z",
-    "diamond": "M0 -5L4 0L0 5L-4 0Z",
-    "cross": "M-1.5 -4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",
-    "star": "M0 -5L1.2 -1.6H4.8L1.9 0.6L3 4L0 1.9L-3 4L-1.9 0.6L-4.8 -1.6H-1.2Z",
-    "x": "M-4 -4L4 4M4 -4L-4 4",
-}
-"""Plotly's markers, for the key beside each algorithm's name."""
-DASHES = {"solid": "", "dash": "5 3", "dot": "2 2", "dashdot": "5 2 2 2", "longdash": "8 3", "longdashdot": "8 2 2 2"}
+PLOTLY_VERSION = re.compile(r"v(\d+\.\d+\.\d+)")
 
 
 def find_runs(paths: Sequence[Path], task: str | None = None, partition: str | None = None) -> list[Run]:
     """Read the runs that the paths name: a run's folder, or a folder of runs. Refuses what is not one."""
     found: dict[Path, Run] = {}
     for path in paths:
-        if not path.is_dir():
-            raise LasgError(
-                f"{path} is not a stored run, but a file: name its folder"
-                if path.exists()
-                else f"{path} does not exist"
-            )
-        folders = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        try:
+            if not path.is_dir():
+                found_here = "is not a stored run, but a file: name its folder" if path.exists() else "does not exist"
+                raise LasgError(f"{path} {found_here}")
+            folders = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        except OSError as error:
+            raise LasgError(f"cannot read {path}: {error.strerror or error}") from None
         if not folders:
             raise LasgError(f"no stored runs in {path}: a run is a folder with a {store.META} in it (lasg compare)")
         found |= {folder.resolve(): store.read(folder) for folder in folders}
@@ -90,7 +79,8 @@ def write(
     path: Path, runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = ""
 ) -> None:
     """Write the report of runs of one problem. An existing file is replaced only when all went well."""
-    write_atomically(path, build(runs, target=target, network=network, title=title).encode())
+    # A folder's name need not be Unicode: what is not becomes a question mark.
+    write_atomically(path, build(runs, target=target, network=network, title=title).encode(errors="replace"))
 
 
 def build(runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = "") -> str:
@@ -102,12 +92,14 @@ def build(runs: Sequence[Run], *, target: float | None = None, network: Network 
         if run.status == "running":
             raise LasgError(f"{run.folder} has not ended: `lasg resume {run.folder}` goes on with it")
     first = runs[0].spec
+    shown = in_order(series(runs))
+    runs = [run for one in shown for run in one.runs]
     goal = shared_target(runs) if target is None else target
     content = _Content(
         runs=runs,
-        shown=in_order(series(runs)),
+        shown=shown,
         target=goal,
-        networks=[*([network] if network and network.name not in PRESETS else []), *PRESETS.values()],
+        networks=_with_presets(network),
         chosen=network or PRESETS[DEFAULT_NETWORK],
     )
     files = importlib.resources.files("lasg.report") / "page"
@@ -123,8 +115,17 @@ def build(runs: Sequence[Run], *, target: float | None = None, network: Network 
         plotly=text["plotly-basic.min.js"],
         data=_json(content.data()),
         content=content,
+        plotly_version=PLOTLY_VERSION.findall(text["plotly-basic.min.js"][:200])[0],
         **content.page(),
     )
+
+
+def _with_presets(network: Network | None) -> list[Network]:
+    """Return the presets; one of the user's comes first, or in the place of the preset that it is named after."""
+    if network is None:
+        return list(PRESETS.values())
+    known = PRESETS if network.name in PRESETS else {network.name: network, **PRESETS}
+    return list({**known, network.name: network}.values())
 
 
 def _json(value: Any) -> str:
@@ -146,8 +147,7 @@ class _Content:
 
     def page(self) -> dict[str, Any]:
         """Return what the template fills in."""
-        in_series = [run for one in self.shown for run in one.runs]
-        timed = {network.name: summarise(in_series, self.target, network) for network in self.networks}
+        timed = {network.name: summarise(self.runs, self.target, network) for network in self.networks}
         rows = timed[self.chosen.name]
         return {
             "target": f"{self.target:g}",
@@ -158,10 +158,11 @@ class _Content:
             "network_rows": [_network_row(network) for network in self.networks],
             "axes": AXES,
             "keys": [
-                {"label": one.label, "style": look, "dashes": DASHES[look.dash], "symbol": SYMBOLS[look.marker]}
+                {"label": one.label, "style": look, "dashes": SVG_DASHES[look.dash], "symbol": SVG_MARKERS[look.marker]}
                 for one, look in zip(self.shown, styles(self.shown), strict=True)
             ],
             "has_accuracy": self.has_accuracy,
+            "first_raster": self._first_raster(),
             "settings": _settings(self.runs),
             "runs": [_run_row(run, one.label) for one in self.shown for run in one.runs],
             "versions": _versions(self.runs),
@@ -172,7 +173,13 @@ class _Content:
     @property
     def has_accuracy(self) -> bool:
         """Whether every run has a test set."""
-        return all(np.isfinite(run.trace["accuracy"]).all() for run in self.runs if run.status != "diverged")
+        good = [run for run in self.runs if run.status != "diverged"]
+        return bool(good) and all(np.isfinite(run.trace["accuracy"]).all() for run in good)
+
+    def _first_raster(self) -> int:
+        """Return whose uploads are shown first: lasg-wk2's, or those of the first that did not diverge."""
+        good = [i for i, one in enumerate(self.shown) if not one.diverged] or [0]
+        return next((i for i in good if self.shown[i].algorithm == "lasg-wk2"), good[0])
 
     # -- the curves ------------------------------------------------------------------------------------
 
@@ -181,10 +188,7 @@ class _Content:
         most = max(FEWEST, min(POINTS, ALL_POINTS // max(1, len(self.runs))))
         return {
             "axes": AXES,
-            "networks": [network.name for network in self.networks],
-            "network": self.chosen.name,
             "target": self.target,
-            "accuracy": self.has_accuracy,
             "series": [self._series(one, look, most) for one, look in zip(self.shown, styles(self.shown), strict=True)],
         }
 
@@ -194,7 +198,7 @@ class _Content:
             "label": one.label,
             "style": asdict(look),
             "mean": self._mean(one),
-            "seeds": [{"seed": run.spec.seed, **self._columns(run, most)} for run in good],
+            "seeds": [{"seed": run.spec.seed, **self._seed(run, most)} for run in good],
             "raster": _raster(one.runs[0]),
         }
 
@@ -213,7 +217,7 @@ class _Content:
         }
         return found
 
-    def _columns(self, run: Run, most: int) -> dict[str, Any]:
+    def _seed(self, run: Run, most: int) -> dict[str, Any]:
         rows = thin(len(run.trace["loss"]), most)
         columns = spent(run, None)
         found = {name: _numbers(columns[name][rows]) for name in AXES if name != "seconds"}
@@ -286,7 +290,7 @@ def _columns(network: Network) -> list[_Column]:
 
 
 def _four(value: float) -> str:
-    return f"{value:.4f}"
+    return f"{value:.4f}" if abs(value) >= 1e-3 else f"{value:.3g}"
 
 
 def _percent(value: float) -> str:
@@ -305,22 +309,14 @@ def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
             best = (max if one.most else min)(known)
             spread = f" ± {row.loss.std:.4f}" if one.shown is _four and row.seeds > 1 else ""
             text = "-" if value is None else one.shown(value) + spread
-            cells.append({"text": text, "best": _is(value, best)})
-        body.append({"label": row.label, "note": _note(row), "cells": cells})
+            cells.append({"text": text, "best": len(rows) > 1 and _is(value, best)})
+        body.append({"label": row.label, "note": row.remark, "cells": cells})
     return {"head": ["algorithm", *(one.head for one in columns)], "rows": body}
 
 
 def _is(value: float | None, best: float | None) -> bool:
     """Tell whether a value is the best one, but for rounding."""
     return value is not None and best is not None and math.isclose(value, best, rel_tol=1e-9)
-
-
-def _note(row: Summary) -> str:
-    if row.diverged:
-        return f"diverged ({row.diverged} of {row.seeds} seeds)"
-    if not row.counts:
-        return f"not reached ({row.seeds - row.reached} of {row.seeds} seeds)"
-    return ""
 
 
 def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
@@ -336,7 +332,7 @@ def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
             seconds = rows[i].counts["seconds"].mean if rows[i].counts else None
             text = "-" if seconds is None else duration(seconds)
             ratio = factor(rows[i].faster) if seconds is not None else ""
-            cells.append({"text": text, "ratio": ratio, "best": _is(seconds, best[name])})
+            cells.append({"text": text, "ratio": ratio, "best": len(rows) > 1 and _is(seconds, best[name])})
         body.append({"label": row.label, "cells": cells})
     return {"head": list(timed), "rows": body}
 
@@ -351,7 +347,7 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
     keys = list(dict.fromkeys(key for spec in specs for key in spec))
     shared, differing = [], []
     for key in keys:
-        values = [json.dumps(spec.get(key)) for spec in specs]
+        values = [json.dumps(spec.get(key), default=str) for spec in specs]
         if len(set(values)) == 1:
             if specs[0].get(key) not in ({}, None):
                 shared.append((key, _setting(specs[0][key])))
@@ -361,7 +357,7 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _setting(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _run_row(run: Run, label: str) -> dict[str, Any]:
@@ -371,7 +367,7 @@ def _run_row(run: Run, label: str) -> dict[str, Any]:
         "seed": run.spec.seed,
         "status": run.status,
         "seconds": f"{float(run.meta['seconds']):.1f}",
-        "folder": run.folder.name,
+        "file": f"{run.spec.label}.toml",
         "command": command(run.spec),
         "toml": toml,
         "href": "data:application/toml;base64," + base64.b64encode(toml.encode()).decode(),
@@ -379,15 +375,9 @@ def _run_row(run: Run, label: str) -> dict[str, Any]:
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:
-    """Return the versions that made the runs, one line a combination; and of what draws the page."""
-    found = dict.fromkeys(", ".join(f"{name} {v}" for name, v in run.meta["versions"].items()) for run in runs)
-    text = (importlib.resources.files("lasg.report") / "page" / "plotly-basic.min.js").read_text(encoding="utf-8")
-    version = re.search(r"v(\d+\.\d+\.\d+)", text[:200])
+    """Return the versions that made the runs, one line a combination, and what they ran on."""
+    made = dict.fromkeys(", ".join(f"{name} {v}" for name, v in run.meta["versions"].items()) for run in runs)
     engines = sorted({str(run.meta.get("engine", "")) for run in runs})
-    data = sorted({str(run.meta["data_sha256"])[:12] for run in runs})
-    lines = [f"Runs made by {line}" for line in found]
-    return [
-        *lines,
-        f"Engine: {', '.join(engines)}; data sha256 {', '.join(data)}…",
-        f"Page drawn by plotly.js {version[1] if version else '?'} (basic bundle, MIT licence)",
-    ]
+    data = sorted({run.meta["data_sha256"][:12] for run in runs})
+    lines = [f"Runs made by {line}" for line in made if line]
+    return [*lines, f"Engine: {', '.join(engines)}; data sha256 {', '.join(data)}…"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from lasg.experiments.files import write_atomically
 from lasg.experiments.paper import uploads_per
 from lasg.experiments.series import Series, in_order, series
 from lasg.experiments.store import Run
+from lasg.experiments.words import seeds_of
 from lasg.report.curves import mean_curve, staleness
 from lasg.report.style import LINES, MARKERS, Style, style, styles
 
@@ -55,12 +58,11 @@ NOBODY = "every run diverged: there is no curve to draw"
 def check(path: Path) -> None:
     """Say before the work is done what would stop the picture after it."""
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
+        import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise missing_extra("matplotlib", "plot") from None
-    kinds = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(kinds)}")
+    if path.suffix[1:].lower() not in FORMATS:
+        raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(FORMATS)}")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -68,10 +70,11 @@ def save(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     kind = path.suffix[1:].lower()
-    dated = {"svg": "Date", "svgz": "Date", "pdf": "CreationDate", "ps": "CreationDate", "eps": "CreationDate"}
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     buffer = io.BytesIO()
-    with rc_context(SETTINGS):
-        figure.savefig(buffer, format=kind, dpi=150, metadata={dated[kind]: None} if kind in {"svg", "pdf"} else None)
+    with rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a title in a script that the font lacks
+        figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
     write_atomically(path, buffer.getvalue())
 
 
@@ -79,11 +82,10 @@ def draw(kind: str, runs: Sequence[Run], title: str) -> Figure:
     """Draw a figure of one of the `KINDS`."""
     from matplotlib import rc_context
 
+    if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
+        raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
     with rc_context(SETTINGS):
-        figure = KINDS[kind](runs)
-        # The legends stand outside of the axes, so the title goes above all of it.
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        return figure
+        return _settled(KINDS[kind](runs), title)
 
 
 def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
@@ -98,10 +100,21 @@ def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | N
         return False
     columns = ["uploads", "bits_up", *([] if network is None else ["megabytes", "seconds"])]
     with rc_context(SETTINGS):
-        figure = _panels(series(runs), [(column, "loss") for column in columns], network, columns=2)
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        pairs = [(column, "loss") for column in columns]
+        figure = _settled(_panels(series(runs), pairs, network, columns=2), title)
     save(figure, path)
     return True
+
+
+def _settled(figure: Figure, title: str) -> Figure:
+    """Add the title, and lay the figure out once: saving it in one format must not change it for the next."""
+    per_line = int(8 * figure.get_figwidth())
+    figure.suptitle(textwrap.fill(title, per_line), x=0.01, ha="left", fontweight="bold")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
 
 
 # -- curves of many algorithms -----------------------------------------------------------------------------
@@ -144,7 +157,7 @@ def _panels(
     for axis, (x, y) in zip(axes, pairs, strict=True):
         for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
             _curve(axis, one, look, (x, y), place, network)
-        _axes(axis, x, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
+        _axes(axis, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
     seeds = max(len(one.runs) for one in shown)
     note = f"mean of {seeds} seeds,\nband: ± 1 standard\ndeviation" if seeds > 1 else "one seed"
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title=note, alignment="left")
@@ -157,7 +170,8 @@ def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: i
     scale = 100 if pair[1] == "accuracy" else 1
     seen = curve.x > 0
     x, y, spread = curve.x[seen], scale * curve.y[seen], scale * curve.spread[seen]
-    axis.plot(x, y, label=one.label, markevery=(0.02 + 0.011 * place, 0.16), **_line(look))
+    lost = f" ({one.diverged} of {len(one.runs)} diverged)" if one.diverged else ""
+    axis.plot(x, y, label=one.label + lost, markevery=(0.02 + 0.011 * place, 0.16), **_line(look))
     if spread.any():
         # Below zero a logarithmic axis has no place: the band ends at a hundredth of the mean.
         axis.fill_between(x, np.maximum(y - spread, 0.01 * y), y + spread, color=look.colour, alpha=0.13, linewidth=0)
@@ -175,9 +189,9 @@ def _line(look: Style) -> dict[str, Any]:
     }
 
 
-def _axes(axis: Axes, x: str, y: str, label: str) -> None:
+def _axes(axis: Axes, y: str, label: str) -> None:
     _log(axis.xaxis)
-    axis.set_xlabel(f"{label} (log)" if x else label)
+    axis.set_xlabel(f"{label} (log)")
     axis.set_ylabel(LABELS[y] + (" (log)" if y == "loss" else ""))
     if y == "loss":
         _log(axis.yaxis)
@@ -226,7 +240,7 @@ def toy(runs: Sequence[Run]) -> Figure:
     axis.set_xlabel("iterations")
     axis.set_ylabel(f"uploads in 10 iterations (at most {10 * runs[0].spec.workers})")
     axis.set_ylim(bottom=0)
-    figure.legend(loc="outside right upper", title=f"mean of {len(shown[0].runs)} seeds", alignment="left")
+    figure.legend(loc="outside right upper", title=seeds_of(len(shown[0].runs)), alignment="left")
     return figure
 
 
@@ -264,6 +278,8 @@ def ages(runs: Sequence[Run]) -> Figure:
     mean, oldest = figure.subplots(1, 2)
     for run in runs:
         tau = staleness(run.uploads)
+        if not len(tau):
+            continue
         chunks = _windows(len(tau))
         look = _line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
         middle = [(start + end) / 2 for start, end in chunks]
@@ -281,7 +297,7 @@ def ages(runs: Sequence[Run]) -> Figure:
 
 def _windows(rounds: int) -> list[tuple[int, int]]:
     """Cut the rounds into pieces that grow: about 60 to the end."""
-    edges = np.unique(np.geomspace(1, max(2, rounds), 60).round().astype(int))
+    edges = np.unique(np.geomspace(1, rounds + 1, 60).round().astype(int)) - 1
     return [(int(a), int(b)) for a, b in itertools.pairwise(edges)]
 
 
@@ -295,12 +311,14 @@ def sides(runs: Sequence[Run]) -> Figure:
     marks = ("o", "^", "s", "v", "D", "*")
     for axis, run in zip(axes, runs, strict=False):
         threshold, left = run.trace["threshold"], run.trace["watched_left"]
+        axis.set_title(run.spec.algorithm, loc="left")
+        if not len(threshold):
+            continue
         chosen = np.unique(np.geomspace(1, len(threshold), 160).round().astype(int)) - 1
         for i, worker in enumerate(run.spec.watched):
             look = {"color": colours[i % 6], "marker": marks[i % 6], "markersize": 2.6, "alpha": 0.8}
             axis.plot(chosen, left[chosen, i], linestyle="none", label=f"left side, worker {worker}", **look)
         axis.plot(chosen, threshold[chosen], color="black", linewidth=1.4, label="right side (threshold)")
-        axis.set_title(run.spec.algorithm, loc="left")
         _log(axis.xaxis)
         _log(axis.yaxis)
     for axis in axes[len(runs) :]:
@@ -311,7 +329,7 @@ def sides(runs: Sequence[Run]) -> Figure:
     for axis in axes[::3]:
         axis.set_ylabel("squared norm (log)")
     handles, labels = axes[0].get_legend_handles_labels()
-    title = "a worker uploads when its\nleft side is above the line"
+    title = f"a worker uploads when its\nleft side is above the line,\nor after {runs[0].spec.D} silent rounds"
     axes[-1].legend(handles, labels, loc="center left", title=title, alignment="left", markerscale=2)
     return figure
 
@@ -322,16 +340,18 @@ def networks(runs: Sequence[Run]) -> Figure:
     from matplotlib.ticker import FuncFormatter
 
     target = shared_target(runs)
+    faster = [{row.label: row.faster for row in summarise(runs, target, network)} for network in PRESETS.values()]
+    if not any(faster[0].values()):
+        raise LasgError("no run of sgd reached the loss at which the others are compared: there is nothing to draw")
     figure = Figure(figsize=(9.5, 4.4), layout="constrained")
     axis = figure.subplots()
     shown = in_order(series(runs))
     for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
-        found = []
-        for network in PRESETS.values():
-            rows = {row.label: row.faster for row in summarise(runs, target, network)}
-            found.append(rows[one.label] or np.nan)
+        found = [rows[one.label] or np.nan for rows in faster]
         at = np.arange(len(PRESETS)) + 0.05 * (place - len(shown) / 2)
-        axis.plot(at, found, label=one.label, **(_line(look) | {"linestyle": "none", "markersize": 6.5}))
+        missed = " (not reached)" if faster[0][one.label] is None else ""
+        axis.plot(at, found, label=one.label + missed, **(_line(look) | {"linestyle": "none", "markersize": 6.5}))
+    axis.set_xlabel("network")
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(PRESETS)), list(PRESETS))
     axis.set_yscale("log")

@@ -48,18 +48,24 @@ class Csv:
         self._path = path
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", newline="", encoding="utf-8")
+            # What is there stays until the first report: a command that is refused changes nothing.
+            self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(self.COLUMNS)
+        self._begun = False
 
     def __call__(self, status: Status) -> None:
         """Append the evaluations of a report."""
-        spec = status.spec
-        for row in status.evaluations:
-            *counts, loss, accuracy = row
-            numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
-            self._writer.writerow([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
         with _told(self._path):
+            if not self._begun:
+                self._begun = True
+                if self._file.seekable():
+                    self._file.truncate(0)
+                self._writer.writerow(self.COLUMNS)
+            spec = status.spec
+            for row in status.evaluations:
+                *counts, loss, accuracy = row
+                numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
+                self._writer.writerow([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
             self._file.flush()
 
     def close(self) -> None:

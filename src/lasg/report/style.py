@@ -24,6 +24,15 @@ LINES = {
     "longdashdot": (0, (8, 2, 1, 2)),
 }
 """The same lines for matplotlib."""
+SVG_DASHES = {
+    "solid": "",
+    "dash": "5 3",
+    "dot": "2 2",
+    "dashdot": "5 2 2 2",
+    "longdash": "8 3",
+    "longdashdot": "8 2 2 2",
+}
+"""The same lines for SVG."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,18 @@ MARKERS = {
 }
 """Markers by Plotly's names, and matplotlib's."""
 
+SVG_MARKERS = {
+    "circle": "M4 0A4 4 0 1 1 -4 0A4 4 0 1 1 4 0Z",
+    "square": "M-3.5 -3.5H3.5V3.5H-3.5Z",
+    "triangle-up": "M0 -4.5L4.5 3.5H-4.5Z",
+    "triangle-down": "M0 4.5L4.5 -3.5H-4.5Z",
+    "diamond": "M0 -5L4 0L0 5L-4 0Z",
+    "cross": "M-1.5 -4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",
+    "star": "M0 -5L1.2 -1.6H4.8L1.9 0.6L3 4L0 1.9L-3 4L-1.9 0.6L-4.8 -1.6H-1.2Z",
+    "x": "M-4 -4L4 4M4 -4L-4 4",
+}
+"""The same markers as SVG paths, about the origin."""
+
 _RULES = {
     "always": ("#000000", "#ffffff", "circle"),
     "lag": ("#808080", "#a8a8a8", "square"),
@@ -66,21 +87,23 @@ _OTHER = ("#3a9ad1", "#7cc8f2", "x")
 
 
 def style(name: str, variant: int = 0) -> Style:
-    """Return the look of an algorithm; `variant` tells several settings of one apart."""
+    """Return the look of an algorithm; `variant` tells several settings of one apart, by line and then by marker."""
     known = algorithm(name)
     colour, dark, marker = _LOCAL if known.local else _RULES.get(known.rule.name, _OTHER)
     quantised = known.quantised or not isinstance(known.own_codec or Dense(), Dense)
     first = (1 if quantised else 0) if name in ALGORITHMS else 3
-    return Style(colour, dark, marker, quantised, DASHES[(first + 2 * variant) % len(DASHES)])
+    turns, dash = divmod(first + variant, len(DASHES))
+    markers = list(MARKERS)
+    marker = markers[(markers.index(marker) + turns) % len(markers)]
+    return Style(colour, dark, marker, quantised, DASHES[dash])
 
 
 def styles(shown: Sequence[Series]) -> list[Style]:
-    """Return the look of each series; settings of one algorithm share its colour and differ in their lines."""
-    seen: dict[tuple[str, str], int] = {}
-    found = []
+    """Return the look of each series: no two alike; settings of one algorithm share its colour."""
+    found: list[Style] = []
     for one in shown:
-        look = style(one.algorithm)
-        variant = seen.get((look.colour, look.dash), 0)
-        seen[look.colour, look.dash] = variant + 1
-        found.append(style(one.algorithm, variant))
+        variants = (style(one.algorithm, variant) for variant in range(len(DASHES) * len(MARKERS)))
+        taken = {(look.colour, look.dash, look.marker) for look in found}
+        free = (look for look in variants if (look.colour, look.dash, look.marker) not in taken)
+        found.append(next(free, style(one.algorithm)))
     return found

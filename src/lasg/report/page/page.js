@@ -36,6 +36,9 @@
     return decades > (narrow() ? 1.5 : 4) ? 1 : decades > 0.8 ? "D2" : undefined;
   };
 
+  // 10k, 1M; but no thousandths: 1m would be read as a minute.
+  const counts = (values) => (values.flat().some((v) => v > 0 && v < 1) ? ".3~g" : "~s");
+
   const axis = (title, log, format, values = []) => ({
     tickformat: format,
     dtick: log ? spacing(values) : undefined,
@@ -118,7 +121,8 @@
 
   const hover = (x, y) => {
     const unit = x === "seconds" ? " s" : "";
-    return `%{fullData.name}<br>${data.axes[x]} %{x:.4~s}${unit}<br>${y} %{y:.4~g}${y === "accuracy" ? " %" : ""}<extra></extra>`;
+    const number = x === "seconds" ? "%{x:.4~g}" : "%{x:.4~s}";
+    return `%{fullData.name}<br>${data.axes[x]} ${number}${unit}<br>${y} %{y:.4~g}${y === "accuracy" ? " %" : ""}<extra></extra>`;
   };
 
   const drawCurves = () => {
@@ -132,7 +136,7 @@
     const drawn = traces(x, y);
     const all = (key) => drawn.map((trace) => trace[key]);
     const look = {
-      xaxis: axis(xTitle, $("xlog").checked, "~s", all("x")),
+      xaxis: axis(xTitle, $("xlog").checked, counts(all("x")), all("x")),
       yaxis: axis(yTitle, y === "loss" && $("ylog").checked, ".3~g", all("y")),
       hovermode: "closest",
     };
@@ -143,7 +147,7 @@
     const shown = data.series.length - hidden.size;
     const goal = y === "loss" ? ` The dotted line is loss ${data.target}.` : "";
     $("chart-text").textContent =
-      `${yTitle} against ${xTitle}, ${shown} of ${data.series.length} algorithms; a point is the mean over seeds after the same number of rounds.${goal}`;
+      `${yTitle} against ${xTitle}, ${shown} of ${data.series.length} algorithms; a point is the mean over seeds after the same number of rounds, so a curve ends where its first seed ends.${goal}`;
     $("chart").setAttribute("aria-label", `${yTitle} against ${xTitle}`);
   };
 
@@ -262,6 +266,8 @@
       one.open = false;
     });
     paint();
+    // Plotly keeps the width of the paper until it is told to look again.
+    [$("chart"), $("raster")].forEach((one) => Plotly.relayout(one, { width: null, autosize: true }));
   });
 
   if (narrow()) $("raster-length").value = "100";
