@@ -23,7 +23,7 @@ def test_a_download_is_verified_stored_and_told_of(small: Small, serve: Serve, c
     assert data.features.shape == (40, 54)
     assert (cache_dir / "raw" / COVTYPE).read_bytes() == small.compressed
     assert told[0] == (COVTYPE, len(small.compressed), len(small.compressed))
-    assert told[-1] == ("preparing covtype", 40, 40)
+    assert told[-1] == ("preparing covtype", 4 * 40 * 54, 4 * 40 * 54)
     assert not list(cache_dir.rglob(".*"))
 
 

@@ -124,6 +124,15 @@ def test_the_network_switch_changes_the_seconds_and_shows_only_with_them(opened:
     assert slow > 1000 * fast
 
 
+def test_seconds_are_never_written_as_thousandths(opened: Open) -> None:
+    page = opened()
+    page.select_option("#x", "seconds")
+    page.select_option("#network", "datacenter")
+    ticks = page.locator("#chart .xtick text").all_text_contents()
+    assert ticks
+    assert all(re.fullmatch(r"[\d.]+", tick) for tick in ticks), ticks
+
+
 def test_a_toggle_hides_one_algorithm_and_brings_it_back(opened: Open) -> None:
     page = opened()
     box = page.get_by_label("lag-wk", exact=True)
@@ -255,6 +264,7 @@ def test_nothing_sticks_out_of_the_page(opened: Open, width: int) -> None:
 
 def test_printed_pages_are_light_and_no_curve_is_cut_off(opened: Open) -> None:
     page = opened(scheme="dark")
+    before = page.evaluate("document.getElementById('chart')._fullLayout.width")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     assert page.evaluate("document.getElementById('chart')._fullLayout.width") <= 700
@@ -262,6 +272,8 @@ def test_printed_pages_are_light_and_no_curve_is_cut_off(opened: Open) -> None:
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.pdf(format="A4").startswith(b"%PDF")
+    page.select_option("#x", "iterations")
+    assert page.evaluate("document.getElementById('chart')._fullLayout.width") == before > 1000
 
 
 def test_the_spec_that_a_link_saves_is_the_runs(opened: Open, runs: list[Run]) -> None:

@@ -358,7 +358,8 @@ def networks(runs: Sequence[Run]) -> Figure:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}x" if f"{value:g}"[0] in "25" else ""))
     axis.set_ylabel(f"times faster than sgd to loss {target:g} (log)\nbelow the line: slower")
-    figure.legend(loc="outside right upper")
+    over = seeds_of(max(len(one.runs) for one in shown))
+    figure.legend(loc="outside right upper", title=over, alignment="left")
     return figure
 
 
