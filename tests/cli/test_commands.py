@@ -342,7 +342,9 @@ def test_table1_of_mnist_is_within_15_per_cent_of_the_paper(lasg: Lasg, real_dat
 
 def test_the_toy_figure_as_json_is_one_document(lasg: Lasg) -> None:
     call = ("paper", "toy", "--task", "breast-cancer", "--task", "digits", "--seeds", 1, "-j", 1, "--json")
-    rows = ok(lasg(*call))
+    rows = ok(lasg(*call, "--csv", "log.csv"))
+    logged = {line.split(",")[1] for line in Path("log.csv").read_text(encoding="utf-8").splitlines()[1:]}
+    assert logged == {"breast-cancer", "digits"}
     assert {"iteration", "lag-wk c=0.4", "lag-wk c=4", "lasg-wk2 c=0.1"} <= set(rows[0])
     assert rows[0]["iteration"] == 0
     assert {row["task"] for row in rows} == {"breast-cancer", "digits"}

@@ -82,7 +82,7 @@ def run(
     options.check_engine(engine)
     values = options.read_changes(changes)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
-    files = {"csv": csv, "tensorboard": tensorboard}
+    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
     _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, **files)[0], json)
 
 
@@ -160,7 +160,7 @@ def compare(
     for path in (plot, report):
         if path:
             check_writable(path)
-    files = {"csv": csv, "tensorboard": tensorboard}
+    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
     runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, **files)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
@@ -200,6 +200,8 @@ def tune(
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     jobs: options.Jobs = None,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
@@ -209,7 +211,8 @@ def tune(
     flat = [spec for _, group in tried for spec in group]
     # Runs of one seed share their data, so they go one after another.
     order = sorted(range(len(flat)), key=lambda i: flat[i].seed)
-    done = run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir)
+    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
+    done = run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, **files)
     runs = dict(zip(order, done, strict=True))
     groups = [(values, [runs[i * seeds + s] for s in range(seeds)]) for i, (values, _) in enumerate(tried)]
     ranked = tuning.rank(groups, base.until.get("loss"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,8 @@ def figure(
     data_dir: options.DataDir = None,
     jobs: options.Jobs = None,
     fresh: options.Fresh = False,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
@@ -53,7 +55,8 @@ def figure(
     listed = [spec for one in wanted for spec in one.specs]
     # Runs of one problem share its data, so they go one after another.
     order = sorted(listed, key=lambda spec: (spec.task, spec.partition, spec.seed))
-    done = run_all(order, out_dir, f"figure {name}", jobs=jobs, fresh=fresh, data_dir=data_dir)
+    how: dict[str, Any] = {"jobs": jobs, "fresh": fresh, "data_dir": data_dir, "csv": csv, "tensorboard": tensorboard}
+    done = run_all(order, out_dir, f"figure {name}", **how)
     runs = {spec.digest: run for spec, run in zip(order, done, strict=True)}
     written = []
     for one in wanted:

@@ -28,6 +28,8 @@ def paper(
     data_dir: options.DataDir = None,
     jobs: options.Jobs = None,
     fresh: options.Fresh = False,
+    csv: options.Csv = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Print a table of the paper with ours beside it, or the data of a figure; write CSV and Markdown.
@@ -35,34 +37,35 @@ def paper(
     toy: uploads per 10 iterations of LAG-WK and LASG-WK2. gradients: loss against gradient evaluations on covtype.
     """
     chosen = range(first_seed, first_seed + seeds)
+    how: dict[str, Any] = {"jobs": jobs, "fresh": fresh, "data_dir": data_dir, "csv": csv, "tensorboard": tensorboard}
     tables = {f"table{n}": n for n in range(1, 5)}
     if what in tables:
         cells = papers.cells(tables[what], tasks)
         found = sorted(((cell, seed) for cell in cells for seed in chosen), key=lambda pair: (pair[0].task, pair[1]))
-        done = run_all([c.spec(s) for c, s in found], out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir)
+        done = run_all([c.spec(s) for c, s in found], out_dir, what, **how)
         runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
         for (cell, _), finished in zip(found, done, strict=True):
             runs[cell].append(finished)
         _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, done)
     elif what == "toy":
-        _toy(tasks, chosen, results, out_dir, json, jobs=jobs, fresh=fresh, data_dir=data_dir)
+        _toy(tasks, chosen, results, out_dir, json, **how)
     elif what == "gradients":
         if tasks not in ([], ["covtype-lr"]):
             raise LasgError(f"gradients is about covtype-lr only, got --task {tasks[0]}")
         listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
-        rows = papers.gradient_rows(run_all(listed, out_dir, what, jobs=jobs, fresh=fresh, data_dir=data_dir))
+        rows = papers.gradient_rows(run_all(listed, out_dir, what, **how))
         _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
     else:
         raise LasgError(f"unknown part of the paper {what!r}: table1, table2, table3, table4, toy, gradients")
 
 
-def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **options_: Any) -> None:
+def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **how: Any) -> None:
+    listed = {name: papers.toy_specs(name, seeds, 2000, "homogeneous") for name in tasks or papers.TOY_TASKS}
+    flat = [spec for groups in listed.values() for group in groups.values() for spec in group]
+    done = iter(run_all(flat, out_dir, "toy", **how))
     rows = []
-    for name in tasks or papers.TOY_TASKS:
-        listed = papers.toy_specs(name, seeds, 2000, "homogeneous")
-        flat = [spec for group in listed.values() for spec in group]
-        done = iter(run_all(flat, out_dir, f"toy {name}", **options_))
-        found = papers.toy_rows({label: [next(done) for _ in group] for label, group in listed.items()})
+    for name, groups in listed.items():
+        found = papers.toy_rows({label: [next(done) for _ in group] for label, group in groups.items()})
         rows += [{"task": name, **row} for row in found]
     _write(results / "toy.csv", papers.to_csv(rows), rows, json)
 
