@@ -185,6 +185,23 @@ def test_values_are_shown_on_hover(opened: Open) -> None:
     assert "loss" in text
 
 
+def test_values_can_be_read_by_keyboard(opened: Open) -> None:
+    page = opened()
+    page.focus("#chart")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    name, x, y = page.evaluate(
+        "(t => [t.name, t.x[2], t.y[2]])(document.getElementById('chart').data.filter(t => t.meta === 'mean')[1])"
+    )
+    said = page.inner_text("#chart-point").replace(",", "")
+    assert name == "lag-wk"
+    assert said.startswith(f"lag-wk: uploads {x:g} loss")
+    assert float(said.split()[-1]) == pytest.approx(y, rel=1e-3)
+    page.wait_for_selector("#chart .hoverlayer .hovertext")
+    page.focus("#x")
+    assert page.inner_text("#chart-point") == ""
+
+
 def luminance(colour: str) -> float:
     """Return the relative luminance of rgb(...), as WCAG defines it."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]

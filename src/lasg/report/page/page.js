@@ -151,6 +151,28 @@
     $("chart").setAttribute("aria-label", `${yTitle} against ${xTitle}`);
   };
 
+  // -- the values, by keyboard ---------------------------------------------------------------------------
+  const at = { curve: 0, point: 0 };
+  const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+  const readPoint = (event) => {
+    if (!(event.key in STEPS)) return;
+    event.preventDefault();
+    const drawn = $("chart").data;
+    const means = drawn.map((_, i) => i).filter((i) => drawn[i].meta === "mean" && drawn[i].x.length > 0);
+    if (means.length === 0) return;
+    const [curves, points] = STEPS[event.key];
+    at.curve = (at.curve + curves + means.length) % means.length;
+    const trace = drawn[means[at.curve]];
+    at.point = Math.max(0, Math.min(trace.x.length - 1, at.point + points));
+    Plotly.Fx.hover($("chart"), [{ curveNumber: means[at.curve], pointNumber: at.point }]);
+    const number = (value) => Number(value.toPrecision(4)).toLocaleString("en");
+    const unit = $("x").value === "seconds" ? " s" : "";
+    const y = $("y").value;
+    $("chart-point").textContent =
+      `${trace.name}: ${data.axes[$("x").value]} ${number(trace.x[at.point])}${unit}, ${y} ${number(trace.y[at.point])}${y === "accuracy" ? " %" : ""}`;
+  };
+
   // -- who uploads when --------------------------------------------------------------------------------
   const bytes = new Map();
   const unpacked = (i) => {
@@ -229,6 +251,11 @@
   );
   // A reload may keep what was ticked before.
   boxes.filter((box) => !box.checked).forEach((box) => hidden.add(Number(box.dataset.series)));
+  $("chart").addEventListener("keydown", readPoint);
+  $("chart").addEventListener("blur", () => {
+    $("chart-point").textContent = "";
+    Plotly.Fx.unhover($("chart"));
+  });
   $("all").addEventListener("click", () => setAll(true));
   $("none").addEventListener("click", () => setAll(false));
   ["x", "y", "network", "xlog", "ylog", "band", "every"].forEach((id) => $(id).addEventListener("change", drawCurves));
