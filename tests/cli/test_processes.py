@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         text=True,
         env=environment(),
         start_new_session=True,
+        # Where the tests themselves run in the background, SIGINT is ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 
