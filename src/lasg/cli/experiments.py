@@ -50,12 +50,12 @@ def demo(
     plots.check(out_dir / "demo.png")
     runs = run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
     title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({words.seeds_of(seeds)})"
-    _print_comparison(runs, DEMO_TARGET, title, json, None)
+    summaries = _print_comparison(runs, DEMO_TARGET, title, json, None)
     named = f"digits, 10 workers with uneven shards, {words.seeds_of(seeds)}"
     plots.comparison(runs, out_dir / "demo.png", named)
     page.write(out_dir / "report.html", runs, title=named)
     if not json:
-        for sentence in verdict.sentences(comparing.summarise(runs, DEMO_TARGET), DEMO_TARGET):
+        for sentence in verdict.sentences(summaries, DEMO_TARGET):
             out.print(sentence, soft_wrap=True)
         out.print(f"Plot: {out_dir / 'demo.png'}. Runs: {out_dir}/. More: lasg compare --help", soft_wrap=True)
         out.print(f"Report, for your browser: {out_dir / 'report.html'}", soft_wrap=True)
@@ -82,8 +82,10 @@ def run(
     options.check_engine(engine)
     values = options.read_changes(changes)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
-    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
-    _print_run(run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, **files)[0], json)
+    (found,) = run_all(
+        [spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, csv=csv, tensorboard=tensorboard
+    )
+    _print_run(found, json)
 
 
 def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
@@ -160,8 +162,7 @@ def compare(
     for path in (plot, report):
         if path:
             check_writable(path)
-    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
-    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, **files)
+    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, csv=csv, tensorboard=tensorboard)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
@@ -209,12 +210,10 @@ def tune(
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
     tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
-    # Runs of one seed share their data, so they go one after another.
-    order = sorted(range(len(flat)), key=lambda i: flat[i].seed)
-    files: dict[str, Any] = {"csv": csv, "tensorboard": tensorboard}
-    done = run_all([flat[i] for i in order], out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, **files)
-    runs = dict(zip(order, done, strict=True))
-    groups = [(values, [runs[i * seeds + s] for s in range(seeds)]) for i, (values, _) in enumerate(tried)]
+    done = run_all(
+        flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, csv=csv, tensorboard=tensorboard
+    )
+    groups = [(values, done[i * seeds : (i + 1) * seeds]) for i, (values, _) in enumerate(tried)]
     ranked = tuning.rank(groups, base.until.get("loss"))
     if json:
         print_json([{"settings": dict(point.values), **point.summary.to_dict()} for point in ranked])
@@ -235,12 +234,16 @@ def tune(
     out.print(f"Best: {best}", soft_wrap=True)
 
 
-def _print_comparison(runs: list[Run], target: float | None, title: str, json: bool, network: Network | None) -> None:
+def _print_comparison(
+    runs: list[Run], target: float | None, title: str, json: bool, network: Network | None
+) -> list[comparing.Summary]:
+    """Print what each algorithm spent, and return it."""
     summaries = comparing.summarise(runs, target, network)
     if json:
         print_json([summary.to_dict() for summary in summaries])
     else:
         out.print(show.comparison(summaries, title, target, network))
+    return summaries
 
 
 def _print_links(runs: list[Run], target: float | None, title: str, json: bool, links: list[Network]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,12 +52,17 @@ def figure(
         seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
     )
     wanted = known.figures(name, choice)
-    listed = [spec for one in wanted for spec in one.specs]
-    # Runs of one problem share its data, so they go one after another.
-    order = sorted(listed, key=lambda spec: (spec.task, spec.partition, spec.seed))
-    how: dict[str, Any] = {"jobs": jobs, "fresh": fresh, "data_dir": data_dir, "csv": csv, "tensorboard": tensorboard}
-    done = run_all(order, out_dir, f"figure {name}", **how)
-    runs = {spec.digest: run for spec, run in zip(order, done, strict=True)}
+    done = run_all(
+        [spec for one in wanted for spec in one.specs],
+        out_dir,
+        f"figure {name}",
+        jobs=jobs,
+        fresh=fresh,
+        data_dir=data_dir,
+        csv=csv,
+        tensorboard=tensorboard,
+    )
+    runs = {run.spec.digest: run for run in done}
     written = []
     for one in wanted:
         picture = plots.draw(one.kind, [runs[spec.digest] for spec in one.specs], one.title)

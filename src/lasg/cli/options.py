@@ -10,7 +10,7 @@ import typer
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
 from lasg.experiments.paper import CAP
-from lasg.experiments.spec import Spec, parse_value, with_budget
+from lasg.experiments.spec import Spec, parse_pairs, with_budget
 
 TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), or libsvm:PATH for a file.", metavar="TASK")]
 Algorithms = Annotated[
@@ -68,17 +68,6 @@ TensorBoard = Annotated[
 Engine = Annotated[str, typer.Option(help="What carries the messages: simulation.")]
 
 
-def split_pairs(texts: list[str], what: str) -> dict[str, Any]:
-    """Read KEY=VALUE texts; values are TOML, or bare words."""
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise LasgError(f"{what} takes KEY=VALUE, got {text!r}")
-        pairs[key.strip()] = parse_value(value.strip())
-    return pairs
-
-
 def split_algorithms(text: str) -> list[str]:
     """Read names separated by commas; `all` is every one of the twelve."""
     if text == "all":
@@ -91,7 +80,7 @@ def split_algorithms(text: str) -> list[str]:
 
 def read_changes(texts: list[str]) -> dict[str, Any]:
     """Read --set KEY=VALUE; what has an option of its own is refused."""
-    changes = split_pairs(texts, "--set")
+    changes = parse_pairs(texts, "--set")
     for key, instead in (("seed", "--seed or --first-seed"), ("algorithm", "-a"), ("task", "another task")):
         if key in changes:
             raise LasgError(f"--set {key}=... has no place here: give {instead}")
@@ -100,7 +89,7 @@ def read_changes(texts: list[str]) -> dict[str, Any]:
 
 def limited(spec: Spec, until: list[str], changes: dict[str, Any]) -> Spec:
     """Return the spec with the budgets of --until; the cap on iterations gives way to a budget that needs more."""
-    budgets = split_pairs(until, "--until")
+    budgets = parse_pairs(until, "--until")
     if {"uploads", "bits", "gradients"} & set(budgets) and "iterations" not in {*budgets, *changes}:
         spec = with_budget(spec, "iterations", CAP)
     for kind, value in budgets.items():

@@ -41,11 +41,8 @@ def paper(
     tables = {f"table{n}": n for n in range(1, 5)}
     if what in tables:
         cells = papers.cells(tables[what], tasks)
-        found = sorted(((cell, seed) for cell in cells for seed in chosen), key=lambda pair: (pair[0].task, pair[1]))
-        done = run_all([c.spec(s) for c, s in found], out_dir, what, **how)
-        runs: dict[papers.Cell, list[Run]] = {cell: [] for cell in cells}
-        for (cell, _), finished in zip(found, done, strict=True):
-            runs[cell].append(finished)
+        done = run_all([cell.spec(seed) for cell in cells for seed in chosen], out_dir, what, **how)
+        runs = {cell: done[i * seeds : (i + 1) * seeds] for i, cell in enumerate(cells)}
         _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, done)
     elif what == "toy":
         _toy(tasks, chosen, results, out_dir, json, **how)

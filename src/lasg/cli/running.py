@@ -29,9 +29,10 @@ def run_all(
 ) -> list[Run]:
     """Fetch and prepare the data once, before processes share it; then run the specs. Shows progress for both.
 
-    A spec that is listed twice runs once.
+    A spec that is listed twice runs once. Runs of one problem share its data, so they go one after another.
     """
-    once = {spec.digest: spec for spec in listed}
+    order = sorted(listed, key=lambda spec: (spec.data, spec.partition, spec.seed))
+    once = {spec.digest: spec for spec in order}
     with writing(csv, tensorboard) as files:
         with live.fetching() as told:
             for name in sorted({spec.data for spec in listed}):

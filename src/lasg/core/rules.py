@@ -63,6 +63,16 @@ class Rule:
         """Whether uploads are forced when k mod D = 0 (with the snapshot) instead of when tau >= D."""
         return self.probe == "snapshot"
 
+    @property
+    def flag_bits(self) -> int:
+        """What a worker says in every round besides its contribution: whether it uploads, where it may be silent."""
+        return 1 if self.left is not None and self.where == "worker" else 0
+
+    @property
+    def estimate_bits(self) -> int:
+        """What rides along with an upload: the estimate of L_m, a float32."""
+        return 32 if self.estimate else 0
+
     def points(self, k: Any, D: int) -> Any:
         """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
 

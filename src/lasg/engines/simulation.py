@@ -77,8 +77,8 @@ class Simulation:
             local_steps=local_steps,
         )
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
-        self._estimate_bits = 32 if rule.estimate else 0
-        self._flags = laziness.workers if rule.left is not None and rule.where == "worker" else 0
+        self._estimate_bits = rule.estimate_bits
+        self._flags = laziness.workers * rule.flag_bits
 
     @property
     def theta(self) -> Array:

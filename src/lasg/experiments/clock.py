@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lasg.core.algorithms import algorithm
 from lasg.core.network import NUMBERS, PRESETS, Network, Traffic, round_seconds
 from lasg.errors import LasgError, did_you_mean
-from lasg.experiments.spec import parse_value
+from lasg.experiments.spec import parse_pairs
 from lasg.experiments.store import Run
 
 EVERY = "all"
@@ -32,12 +32,7 @@ def network(text: str) -> Network:
         )
     if not changes:
         return PRESETS[name]
-    values: dict[str, Any] = {}
-    for pair in changes.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise LasgError(f"a network is changed by KEY=VALUE, such as {name}:up=2e6, got {pair!r}")
-        values[key.strip()] = parse_value(value.strip())
+    values = parse_pairs(changes.split(","), f"a network, such as {name}:up=2e6,")
     return _changed(text, {**asdict(PRESETS[name]), **values})
 
 
@@ -72,15 +67,13 @@ def traffic(run: Run) -> Traffic:
     chosen = algorithm(spec.algorithm)
     rule, H = chosen.rule, chosen.local_steps(spec.H)
     uploaded = run.uploads
-    flag = 1 if rule.left is not None and rule.where == "worker" else 0
-    estimate = 32 if rule.estimate else 0
     return Traffic(
         uploaded=uploaded,
         server_rule=rule.where == "server",
         evaluations=rule.points(np.arange(len(uploaded)), spec.D) * H,
         model_bits=_each(trace["bits_down"], trace["downloads"]),
-        upload_bits=_each(trace["bits_up"], trace["uploads"]) + flag + estimate,
-        silent_bits=flag,
+        upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
+        silent_bits=rule.flag_bits,
     )
 
 
@@ -90,9 +83,12 @@ def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
 
 
 def seconds(run: Run, chosen: Network) -> npt.NDArray[np.float64]:
-    """Return the simulated seconds that had passed at each evaluation of a run."""
-    passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])
-    return passed[run.trace["rounds"]]
+    """Return the simulated seconds that had passed at each evaluation of a run; computed once a network."""
+    if chosen not in run.derived:
+        passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])
+        run.derived[chosen] = passed[run.trace["rounds"]]
+    known: npt.NDArray[np.float64] = run.derived[chosen]
+    return known
 
 
 def bits_total(run: Run) -> npt.NDArray[np.int64]:

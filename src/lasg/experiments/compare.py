@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -108,7 +108,7 @@ def summarise(runs: Iterable[Run], target: float | None, network: Network | None
     of_sgd = [found for group, found in zip(groups, counts, strict=True) if group.algorithm == BASELINE and found]
     baseline = of_sgd[0] if of_sgd else {}
     return [
-        replace(_summary(group, target, found, baseline), timed=network is not None)
+        _summary(group, target, found, baseline, timed=network is not None)
         for group, found in zip(groups, counts, strict=True)
     ]
 
@@ -170,7 +170,12 @@ def spent(run: Run, network: Network | None) -> dict[str, Any]:
 
 
 def _summary(
-    group: Series, target: float | None, counts: Mapping[str, Spread], baseline: Mapping[str, Spread]
+    group: Series,
+    target: float | None,
+    counts: Mapping[str, Spread],
+    baseline: Mapping[str, Spread],
+    *,
+    timed: bool,
 ) -> Summary:
     accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
     losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
@@ -192,4 +197,5 @@ def _summary(
         fewer_uploads=ratio("uploads"),
         fewer_bits=ratio("bits_up"),
         faster=ratio("seconds"),
+        timed=timed,
     )

@@ -21,13 +21,20 @@ LOCK = ".lock"
 
 
 @contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Say in one line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for one writer; a second one is told so. The system lets go of it when the process ends."""
-    try:
+    with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
     try:
         if fcntl is not None:
             try:
@@ -48,7 +55,7 @@ def sweep(folder: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Refuse, before the work is done, a path at which nothing can be written after it."""
-    try:
+    with told(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if path.exists() and not path.is_file():
@@ -56,8 +63,6 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-    except OSError as error:
-        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -65,7 +70,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     What is there and is no file, such as /dev/null or a pipe, is written to and not replaced.
     """
-    try:
+    with told(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
             return
@@ -81,5 +86,3 @@ def write_atomically(path: Path, content: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None

@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -220,6 +220,17 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def parse_pairs(texts: Iterable[str], what: str) -> dict[str, Any]:
+    """Read KEY=VALUE texts; values are TOML, or bare words."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise LasgError(f"{what} takes KEY=VALUE, got {text!r}")
+        pairs[key.strip()] = parse_value(value.strip())
+    return pairs
 
 
 def _typed(key: str, hint: Any, value: Any) -> Any:

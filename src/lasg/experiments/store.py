@@ -23,7 +23,7 @@ import numpy.typing as npt
 import lasg
 from lasg.errors import LasgError
 from lasg.experiments import spec as specs
-from lasg.experiments.files import LOCK, sweep, write_atomically
+from lasg.experiments.files import LOCK, sweep, told, write_atomically
 from lasg.experiments.spec import Spec
 from lasg.experiments.trace import Arrays, check, unpack_uploads
 
@@ -55,6 +55,11 @@ class Run:
         except (*UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
             raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
         return arrays
+
+    @functools.cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What others computed from the trace and may want again."""
+        return {}
 
     @property
     def uploads(self) -> npt.NDArray[np.bool_]:
@@ -99,11 +104,9 @@ def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
         "data_sha256": data_sha256,
         "versions": versions(),
     }
-    try:
+    with told(folder):
         for leftover in (META, TRACE, CHECKPOINT):
             (folder / leftover).unlink(missing_ok=True)
-    except OSError as error:
-        raise LasgError(f"cannot write {folder}: {error.strerror or error}") from None
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
     return meta

@@ -18,6 +18,12 @@ def short(value: float) -> str:
     return f"{value:.0f}"
 
 
+def prefixed(value: float) -> tuple[float, str]:
+    """Return a number and the prefix of its unit: (45.7, "M")."""
+    units = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return next(((value / size, unit) for size, unit in units if value >= size), (value, ""))
+
+
 def small(value: float) -> str:
     """Write a measure in three digits: 0.0120, 1.20, 456, 12.3k."""
     return short(value) if abs(value) >= 999.5 else f"{value:#.3g}".removesuffix(".")
@@ -70,8 +76,6 @@ def measure(name: str, value: float | tuple[float, ...]) -> str:
         low, high = measure(name, min(value)), measure(name, max(value))
         return low if low == high else f"{low} to {high}"
     if name in {"up", "down"}:
-        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if value >= size:
-                return f"{value / size:g} {unit}bit/s"
-        return f"{value:g} bit/s"
+        scaled, unit = prefixed(value)
+        return f"{scaled:g} {unit}bit/s"
     return f"{1000 * value:g} ms" if value < 1 else f"{value:g} s"

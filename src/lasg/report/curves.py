@@ -11,6 +11,19 @@ from lasg.core.network import Network
 from lasg.experiments.compare import spent
 from lasg.experiments.series import Series
 
+LABELS = {
+    "iterations": "iterations",
+    "uploads": "uploads",
+    "bits_up": "bits uploaded",
+    "bits_total": "bits in both directions",
+    "gradients": "gradient evaluations",
+    "seconds": "simulated seconds",
+    "megabytes": "megabytes in both directions",
+    "loss": "training loss",
+    "accuracy": "test accuracy (%)",
+}
+"""What stands beside an axis."""
+
 
 @dataclass(frozen=True)
 class Curve:

@@ -24,17 +24,10 @@ from lasg.experiments.files import write_atomically
 from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
 from lasg.experiments.words import duration, factor, measure, short, small
-from lasg.report.curves import mean_curve, thin
+from lasg.report.curves import LABELS, mean_curve, thin
 from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, styles
 
-AXES = {
-    "iterations": "iterations",
-    "uploads": "uploads",
-    "bits_up": "bits uploaded",
-    "bits_total": "bits in both directions",
-    "gradients": "gradient evaluations",
-    "seconds": "simulated seconds",
-}
+AXES = {name: LABELS[name] for name in ("iterations", "uploads", "bits_up", "bits_total", "gradients", "seconds")}
 """What a curve can be drawn against."""
 POINTS, FEWEST = 120, 12
 """Of one seed, at most and at least; many runs get fewer each."""
@@ -268,6 +261,21 @@ class _Column:
     shown: Callable[[float], str]
     most: bool = False
     """Whether the largest value is the best, not the least."""
+    spread: Callable[[Summary], float] | None = None
+    """Written behind the value, where there are several seeds."""
+
+    def text(self, row: Summary) -> str:
+        """Return a cell's text."""
+        value = self.value(row)
+        if value is None:
+            return "-"
+        spread = f" ± {self.spread(row):.4f}" if self.spread and row.seeds > 1 else ""
+        return self.shown(value) + spread
+
+    def best(self, rows: Sequence[Summary]) -> float | None:
+        """Return the best value of several rows; of one row none is."""
+        known = [value for value in map(self.value, rows) if value is not None]
+        return (max if self.most else min)(known) if known and len(rows) > 1 else None
 
 
 def _columns(network: Network) -> list[_Column]:
@@ -284,7 +292,12 @@ def _columns(network: Network) -> list[_Column]:
         _Column(f"simulated time ({network.name})", count("seconds"), duration),
         _Column("fewer uploads", lambda row: row.fewer_uploads, factor, most=True),
         _Column("fewer bits up", lambda row: row.fewer_bits, factor, most=True),
-        _Column("final loss", lambda row: row.loss.mean if math.isfinite(row.loss.mean) else None, _four),
+        _Column(
+            "final loss",
+            lambda row: row.loss.mean if math.isfinite(row.loss.mean) else None,
+            _four,
+            spread=lambda row: row.loss.std,
+        ),
         _Column("test accuracy", lambda row: row.accuracy.mean if row.accuracy else None, _percent, most=True),
     ]
 
@@ -300,17 +313,18 @@ def _percent(value: float) -> str:
 def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
     """Return the table of savings, the best of each column marked; columns without any number are left out."""
     columns = [one for one in _columns(network) if any(one.value(row) is not None for row in rows)]
-    body = []
-    for row in rows:
-        cells = []
-        for one in columns:
-            value = one.value(row)
-            known = [other for other in map(one.value, rows) if other is not None]
-            best = (max if one.most else min)(known)
-            spread = f" ± {row.loss.std:.4f}" if one.shown is _four and row.seeds > 1 else ""
-            text = "-" if value is None else one.shown(value) + spread
-            cells.append({"text": text, "best": len(rows) > 1 and _is(value, best)})
-        body.append({"label": row.label, "note": row.remark, "cells": cells})
+    best = [one.best(rows) for one in columns]
+    body = [
+        {
+            "label": row.label,
+            "note": row.remark,
+            "cells": [
+                {"text": one.text(row), "best": _is(one.value(row), least)}
+                for one, least in zip(columns, best, strict=True)
+            ],
+        }
+        for row in rows
+    ]
     return {"head": ["algorithm", *(one.head for one in columns)], "rows": body}
 
 

@@ -6,7 +6,8 @@ import io
 import itertools
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from lasg.experiments.files import write_atomically
 from lasg.experiments.paper import uploads_per
 from lasg.experiments.series import Series, in_order, series
 from lasg.experiments.store import Run
-from lasg.experiments.words import seeds_of
-from lasg.report.curves import mean_curve, staleness
+from lasg.experiments.words import prefixed, seeds_of
+from lasg.report.curves import LABELS, mean_curve, staleness
 from lasg.report.style import LINES, MARKERS, Style, style, styles
 
 if TYPE_CHECKING:
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
-LABELS = {
-    "iterations": "iterations",
-    "uploads": "uploads",
-    "bits_up": "bits uploaded",
-    "gradients": "gradient evaluations",
-    "seconds": "simulated seconds",
-    "megabytes": "megabytes in both directions",
-    "loss": "training loss",
-    "accuracy": "test accuracy (%)",
-}
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "lasg",
     "svg.fonttype": "path",
@@ -65,26 +56,31 @@ def check(path: Path) -> None:
         raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(FORMATS)}")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture whole or not at all, without the date, so that the same picture is the same file."""
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Draw in the one style of this program, without a warning for a title in a script that the font lacks."""
     from matplotlib import rc_context
 
+    with rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all, without the date, so that the same picture is the same file."""
     kind = path.suffix[1:].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     buffer = io.BytesIO()
-    with rc_context(SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a title in a script that the font lacks
+    with _drawing():
         figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
     write_atomically(path, buffer.getvalue())
 
 
 def draw(kind: str, runs: Sequence[Run], title: str) -> Figure:
     """Draw a figure of one of the `KINDS`."""
-    from matplotlib import rc_context
-
     if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
         raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
-    with rc_context(SETTINGS):
+    with _drawing():
         return _settled(KINDS[kind](runs), title)
 
 
@@ -93,13 +89,11 @@ def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | N
 
     Diverged runs are left out; returns False, and draws nothing, if no other is left.
     """
-    from matplotlib import rc_context
-
     check(path)
     if all(run.status == "diverged" for run in runs):
         return False
     columns = ["uploads", "bits_up", *([] if network is None else ["megabytes", "seconds"])]
-    with rc_context(SETTINGS):
+    with _drawing():
         pairs = [(column, "loss") for column in columns]
         figure = _settled(_panels(series(runs), pairs, network, columns=2), title)
     save(figure, path)
@@ -110,9 +104,7 @@ def _settled(figure: Figure, title: str) -> Figure:
     """Add the title, and lay the figure out once: saving it in one format must not change it for the next."""
     per_line = int(8 * figure.get_figwidth())
     figure.suptitle(textwrap.fill(title, per_line), x=0.01, ha="left", fontweight="bold")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.draw_without_rendering()
+    figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
@@ -214,13 +206,11 @@ def _log(axis: Axis) -> None:
 
 def tick(value: float) -> str:
     """Write a number on an axis: 5e-6, 0.5, 200, 10k, 1M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{unit}"
     if 0 < value < 1e-3:
         digits, power = f"{value:.2e}".split("e")
         return f"{float(digits):g}e{int(power)}"
-    return f"{value:g}"
+    scaled, unit = prefixed(value)
+    return f"{scaled:g}{unit}"
 
 
 # -- what the rules do --------------------------------------------------------------------------------------

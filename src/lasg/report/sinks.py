@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError, missing_extra
+from lasg.experiments.files import told
 from lasg.experiments.status import Status
 from lasg.experiments.trace import EVALUATED
 
@@ -30,15 +30,6 @@ class Sink(Protocol):
         ...
 
 
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Say in one line what could not be written."""
-    try:
-        yield
-    except OSError as error:
-        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
-
-
 class Csv:
     """One row an evaluation of a run, written as it comes."""
 
@@ -46,7 +37,7 @@ class Csv:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _told(path):
+        with told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # What is there stays until the first report: a command that is refused changes nothing.
             self._file = path.open("a", newline="", encoding="utf-8")
@@ -55,7 +46,7 @@ class Csv:
 
     def __call__(self, status: Status) -> None:
         """Append the evaluations of a report."""
-        with _told(self._path):
+        with told(self._path):
             if not self._begun:
                 self._begun = True
                 if self._file.seekable():
@@ -70,7 +61,7 @@ class Csv:
 
     def close(self) -> None:
         """Close the file."""
-        with _told(self._path):
+        with told(self._path):
             self._file.close()
 
 
@@ -85,12 +76,12 @@ class TensorBoard:
         self._new = SummaryWriter
         self._folder = folder
         self._writers: dict[str, Any] = {}
-        with _told(folder):
+        with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, status: Status) -> None:
         """Write the evaluations of a report, and how fast the run is."""
-        with _told(self._folder / status.spec.label):
+        with told(self._folder / status.spec.label):
             self._write(status)
 
     def _write(self, status: Status) -> None:

@@ -2,7 +2,10 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
-  const hidden = new Set();
+  const boxes = [...document.querySelectorAll("#keys input")];
+  const isShown = (i) => boxes[i].checked;
+  const UNITS = { seconds: " s", accuracy: " %" };
+  const unit = (name) => UNITS[name] ?? "";
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const THEMES = ["auto", "light", "dark"];
   let choice = "auto";
@@ -89,7 +92,7 @@
     const found = [];
     const logY = $("ylog").checked && y === "loss";
     data.series.forEach((series, i) => {
-      if (hidden.has(i)) return;
+      if (!isShown(i)) return;
       const xs = column(series.mean, x);
       const ys = percent(series.mean[y], y);
       const spread = percent(series.mean[`${y}_spread`], y);
@@ -120,9 +123,8 @@
   };
 
   const hover = (x, y) => {
-    const unit = x === "seconds" ? " s" : "";
     const number = x === "seconds" ? "%{x:.4~g}" : "%{x:.4~s}";
-    return `%{fullData.name}<br>${data.axes[x]} ${number}${unit}<br>${y} %{y:.4~g}${y === "accuracy" ? " %" : ""}<extra></extra>`;
+    return `%{fullData.name}<br>${data.axes[x]} ${number}${unit(x)}<br>${y} %{y:.4~g}${unit(y)}<extra></extra>`;
   };
 
   const drawCurves = () => {
@@ -144,7 +146,7 @@
       look.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target, y1: data.target, line: { color: variable("--faint"), width: 1, dash: "dot" } }];
     }
     Plotly.react($("chart"), drawn, layout(look), CONFIG);
-    const shown = data.series.length - hidden.size;
+    const shown = data.series.filter((_, i) => isShown(i)).length;
     const goal = y === "loss" ? ` The dotted line is loss ${data.target}.` : "";
     $("chart-text").textContent =
       `${yTitle} against ${xTitle}, ${shown} of ${data.series.length} algorithms; a point is the mean over seeds after the same number of rounds, so a curve ends where its first seed ends.${goal}`;
@@ -167,10 +169,10 @@
     at.point = Math.max(0, Math.min(trace.x.length - 1, at.point + points));
     Plotly.Fx.hover($("chart"), [{ curveNumber: means[at.curve], pointNumber: at.point }]);
     const number = (value) => Number(value.toPrecision(4)).toLocaleString("en");
-    const unit = $("x").value === "seconds" ? " s" : "";
+    const x = $("x").value;
     const y = $("y").value;
     $("chart-point").textContent =
-      `${trace.name}: ${data.axes[$("x").value]} ${number(trace.x[at.point])}${unit}, ${y} ${number(trace.y[at.point])}${y === "accuracy" ? " %" : ""}`;
+      `${trace.name}: ${data.axes[x]} ${number(trace.x[at.point])}${unit(x)}, ${y} ${number(trace.y[at.point])}${unit(y)}`;
   };
 
   // -- who uploads when --------------------------------------------------------------------------------
@@ -231,26 +233,13 @@
   };
 
   // -- controls ----------------------------------------------------------------------------------------
-  const boxes = [...document.querySelectorAll("#keys input")];
   const setAll = (shown) => {
     boxes.forEach((box) => {
       box.checked = shown;
-      const i = Number(box.dataset.series);
-      if (shown) hidden.delete(i);
-      else hidden.add(i);
     });
     drawCurves();
   };
-  boxes.forEach((box) =>
-    box.addEventListener("change", () => {
-      const i = Number(box.dataset.series);
-      if (box.checked) hidden.delete(i);
-      else hidden.add(i);
-      drawCurves();
-    }),
-  );
-  // A reload may keep what was ticked before.
-  boxes.filter((box) => !box.checked).forEach((box) => hidden.add(Number(box.dataset.series)));
+  boxes.forEach((box) => box.addEventListener("change", drawCurves));
   $("chart").addEventListener("keydown", readPoint);
   $("chart").addEventListener("blur", () => {
     $("chart-point").textContent = "";
