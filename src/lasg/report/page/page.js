@@ -168,7 +168,7 @@
     const trace = drawn[means[at.curve]];
     at.point = Math.max(0, Math.min(trace.x.length - 1, at.point + points));
     Plotly.Fx.hover($("chart"), [{ curveNumber: means[at.curve], pointNumber: at.point }]);
-    const number = (value) => Number(value.toPrecision(4)).toLocaleString("en");
+    const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 4 });
     const x = $("x").value;
     const y = $("y").value;
     $("chart-point").textContent =
