@@ -91,6 +91,7 @@ def per_task(data_dir: Path | None, rounds: int, repetitions: int) -> None:
     for name, setting in itertools.product(TASKS, ("homogeneous", "heterogeneous")):
         specs = {a: task(name).spec(a, setting=setting) for a in GRADIENTS}
         problem = build.problem(specs["sgd"], data_dir)
+        assert isinstance(problem, Regression)
         functions: dict[str, Callable[[], Any]] = {}
         for algorithm, gradients in GRADIENTS.items():
             functions[algorithm] = build.simulation(specs[algorithm], problem).step

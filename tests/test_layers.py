@@ -25,8 +25,8 @@ MAY: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "core": {"numpy", "torch"},
-    "data": {"numpy", "sklearn", "platformdirs"},
-    "problems": {"numpy", "torch"},
+    "data": {"numpy", "sklearn", "platformdirs", "PIL"},
+    "problems": {"numpy", "torch", "safetensors"},
     "engines": {"numpy", "torch"},
     "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl"},
     "report": {"numpy", "matplotlib", "jinja2", "torch"},

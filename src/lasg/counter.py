@@ -15,9 +15,15 @@ UInt64 = npt.NDArray[np.uint64]
 GAMMA = 0x9E3779B97F4A7C15
 WORD = (1 << 64) - 1
 
+# So many words are scrambled at a time: they stay in the second-level cache.
+PIECE = 1 << 14
+
 # What a stream of draws is for. The numbers are part of the run format: never reuse one.
 MINIBATCH = 1
 QUANTISER = 2
+DROPOUT = 3
+AUGMENTATION = 4
+START = 5
 
 
 def mix(z: UInt64) -> UInt64:
@@ -57,7 +63,14 @@ def keys(seed: int, purpose: int, workers: npt.ArrayLike, rounds: npt.ArrayLike)
 
 def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:
     """Return `n` uniform numbers in [0, 1) a key, as a last dimension of length `n`."""
-    return unit(mix(key[..., None] + words(np.arange(1, n + 1))))
+    if key.size * n <= PIECE:
+        return unit(mix(key[..., None] + words(np.arange(1, n + 1))))
+    found = np.empty((*key.shape, n))
+    step = max(1, PIECE // key.size)
+    for start in range(0, n, step):
+        positions = words(np.arange(start + 1, min(n, start + step) + 1))
+        found[..., start : start + step] = unit(mix(key[..., None] + positions))
+    return found
 
 
 def unit(z: UInt64) -> npt.NDArray[np.float64]:

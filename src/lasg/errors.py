@@ -14,6 +14,10 @@ class Diverged(LasgError):  # noqa: N818
     """The model left the finite numbers."""
 
 
+class Faulty(LasgError):  # noqa: N818
+    """A worker's gradients were NaN or infinite for too long."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean X?" where a known name is close to a wrong one, else nothing."""
     close = difflib.get_close_matches(name, list(known), 1)

@@ -80,14 +80,30 @@ def test_a_link_that_cannot_be_is_refused_by_name(change: dict[str, Any], word: 
         Network(**{**values, **change})
 
 
+def test_on_a_shared_channel_answers_queue_and_the_model_is_broadcast_once() -> None:
+    link = Network(name="cell", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0, shared=True)
+    carried = traffic([[True, True, True], [True, False, True], [False, False, False]])
+    alone = round_seconds(Network(name="star", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0), carried)
+    found = round_seconds(link, carried)
+    heard = 2 * 0.2 + carried.model_bits / 100 + carried.evaluations  # the slowest is ready to answer
+    upload, flag = carried.upload_bits / 10, carried.silent_bits / 10
+    np.testing.assert_allclose(found, heard + np.array([3 * upload, 2 * upload + flag, 3 * flag]))
+    assert (found[:2] > alone[:2]).all()
+
+
+def test_shared_must_be_true_or_false() -> None:
+    with pytest.raises(LasgError, match="shared must be true or false"):
+        Network(name="cell", latency=0.1, up=1.0, down=1.0, gradient=0.0, shared=1)  # type: ignore[arg-type]
+
+
 def test_a_list_of_another_number_of_workers_is_refused() -> None:
     link = Network(name="three", latency=0.1, up=(1.0, 2.0, 3.0), down=1.0, gradient=0.0)
     with pytest.raises(LasgError, match="up lists 3 workers, the run has 2"):
         round_seconds(link, traffic([[True, True]]))
 
 
-def test_the_presets_are_the_five_of_the_docs_fastest_first() -> None:
-    assert list(PRESETS) == ["datacenter", "cross-region", "home", "mobile", "lora"]
+def test_the_presets_are_the_six_of_the_docs_fastest_first() -> None:
+    assert list(PRESETS) == ["datacenter", "cross-region", "home", "wireless", "mobile", "lora"]
     ups = [link.up for link in PRESETS.values()]
     assert ups == sorted(ups, reverse=True)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lasg.core.arrays import stacked
 from lasg.core.codecs import Codec, parse
 from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, Schedule
 from lasg.core.rules import RULES, Rule
@@ -59,6 +60,7 @@ class Toy:
 
     def gradients(self, iteration: int, points: Sequence[Any], rows: Any) -> list[Any]:
         ids = self.ids if rows is None else self.ids[rows]
+        points = [stacked(point) for point in points]
         self.calls.append(Call(iteration, ids.tolist(), [numpy_of(point).copy() for point in points]))
         a, b = self.a[iteration % TABLE][ids], self.b[iteration % TABLE][ids]
         return [a * (point - b) for point in points]

@@ -34,7 +34,7 @@ def test_status_names_every_file_and_where_it_lies(small: Small, tmp_path: Path)
     assert here.size == len(small.compressed)
     assert not here.prepared
     absent = [line for line in lines if line.where == "not here"]
-    assert len(absent) == 2 + 2 + 4 + 4
+    assert len(absent) == 2 + 2 + 4 + 4 + 4
     assert all(line.size == FILES[line.file].size for line in absent)
     load("covtype", data_dir=tmp_path)
     assert all(line.prepared for line in status() if line.dataset == "covtype")

@@ -102,6 +102,15 @@ def test_a_simulation_resumes_bit_for_bit(name: str, dtype: str, k: int) -> None
     assert resumed.ledger == whole.ledger
 
 
+def test_a_state_that_was_taken_does_not_change_when_the_run_goes_on() -> None:
+    simulation = make("lasg-wk2")
+    play(simulation, 3)
+    taken = simulation.state()
+    kept = copy.deepcopy(taken)
+    play(simulation, 8)
+    np.testing.assert_equal(taken, kept)
+
+
 def test_a_simulation_is_an_iterator_of_rounds() -> None:
     simulation = make("lasg-wk2")
     for finished in simulation:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.experiments import paper
 from lasg.experiments.compare import Spread
@@ -43,7 +44,7 @@ def test_tables_1_and_3_and_tables_2_and_4_have_72_cells_that_can_be_run() -> No
 
 def test_a_table_can_be_cut_to_tasks_and_an_unknown_one_is_refused() -> None:
     assert {cell.task for cell in paper.cells(1, ["mnist-lr"])} == {"mnist-lr"}
-    with pytest.raises(LasgError, match=r"no task 'digits': ijcnn1-lr, mnist-lr, covtype-lr"):
+    with pytest.raises(LasgError, match=r"no task 'digits': ijcnn1-lr, mnist-lr, covtype-lr, mnist-nn"):
         paper.cells(1, ["digits"])
 
 
@@ -54,6 +55,41 @@ def test_a_cells_run_has_the_papers_settings_and_ends_on_its_budget(table: int) 
         assert (spec.seed, spec.start, spec.algorithm, spec.task) == (3, "zero", cell.algorithm, cell.task)
         assert dict(spec.until) == {cell.budget_kind: cell.budget}
         assert spec.partition == {"homogeneous": "homogeneous", "heterogeneous": "sorted"}[cell.setting]
+
+
+@pytest.mark.parametrize("table", [1, 2, 3, 4])
+def test_the_network_row_has_ten_algorithms_without_ps(table: int) -> None:
+    row = [cell.algorithm for cell in paper.cells(table, ["mnist-nn"])]
+    assert row == [name for name in ALGORITHMS if name not in {"lasg-ps", "laqsg-ps"}]
+
+
+def test_both_budgets_of_the_network_row_are_one_run() -> None:
+    for uploads, bits in ((1, 2), (3, 4)):
+        for one, other in zip(paper.cells(uploads, ["mnist-nn"]), paper.cells(bits, ["mnist-nn"]), strict=True):
+            spec = one.spec(3)
+            assert spec == other.spec(3)
+            assert spec.marks is not None
+            ends = {**spec.until, **spec.marks}
+            assert ends == {"uploads": 10_000, "bits": 3200 * 32 * 431_080}
+            assert list(spec.until) == (["bits"] if ALGORITHMS[spec.algorithm].quantised else ["uploads"])
+            assert (spec.model, spec.eta, spec.D, spec.batch, spec.bits) == ("cnn", 0.05, 50, 0.002, 8)
+            assert one.spec(3, eta=0.025).eta == 0.025
+
+
+def test_the_network_rows_shards_are_those_of_the_notes() -> None:
+    spec = paper.cells(1, ["mnist-nn"])[0].spec(0)
+    assert (spec.partition, sum(spec.sizes or ())) == ("sizes", 60_000)
+    assert paper.cells(3, ["mnist-nn"])[0].spec(0).partition == "homogeneous"
+
+
+def test_our_number_is_the_loss_when_a_budget_was_first_spent(tmp_path: Path) -> None:
+    cells = {n: paper.cells(n, ["mnist-nn"])[0] for n in (1, 2)}
+    bits = paper.NETWORK_BITS
+    run = made_up(
+        tmp_path, small("sgd"), [(0, 0, 0.9), (3200, bits, 0.5), (9990, 3 * bits, 0.3), (10_000, 4 * bits, 0.2)]
+    )
+    assert cells[1].loss_of(run) == 0.2
+    assert cells[2].loss_of(run) == 0.5
 
 
 def test_a_result_has_the_columns_of_the_table_and_ours() -> None:

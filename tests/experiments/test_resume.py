@@ -34,6 +34,7 @@ def without_time(folder: Path) -> dict[str, Any]:
     state = store.read_checkpoint(folder)
     assert state is not None
     assert state.pop("seconds") > 0
+    assert state.pop("evaluation_seconds") > 0
     return state
 
 
@@ -58,5 +59,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
         for column in whole.trace:
             assert same_bytes(found.trace[column], whole.trace[column]), (name, column)
         assert same_bytes(without_time(found.folder), without_time(whole.folder)), name
+        models = [(run.folder / store.MODEL).read_bytes() for run in (found, whole)]
+        assert models[0] == models[1], name
         left = {path.name for path in found.folder.iterdir()}
         assert left == {path.name for path in whole.folder.iterdir()}, f"{name}: half-written files were left behind"

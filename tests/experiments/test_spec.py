@@ -30,7 +30,7 @@ options = st.dictionaries(
 
 @st.composite
 def all_specs(draw: st.DrawFn) -> Spec:
-    workers = draw(st.integers(1, 40))
+    workers, network = draw(st.integers(1, 40)), draw(st.booleans())
     values: dict[str, st.SearchStrategy[Any]] = {
         "task": words,
         "algorithm": st.sampled_from([*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7"]),
@@ -58,9 +58,19 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "bucket": st.none() | st.integers(1, 5000),
         "smoothness": st.sampled_from(["paper", "tight"]),
         "dtype": st.sampled_from(["float32", "float64"]),
+        "model": st.just("cnn") if network else st.none(),
+        "weights": st.none() | words if network else st.none(),
+        "batch_norm": st.sampled_from([None, "local", "frozen"]) if network else st.none(),
+        "augment": st.none() | st.booleans() if network else st.none(),
+        "clip": st.none() | positive,
+        "autocast": st.sampled_from([None, "bfloat16", "float16"]) if network else st.none(),
+        "device": st.none() | words if network else st.none(),
+        "threads": st.none() | st.integers(1, 64) if network else st.none(),
+        "patience": st.none() | st.integers(1, 1000),
         "iterations": st.integers(1, 10**9),
         "until": st.dictionaries(st.sampled_from(["uploads", "bits", "gradients", "loss"]), positive),
         "evaluate": st.integers(1, 10**6) | st.just("geometric"),
+        "marks": st.none() | st.dictionaries(st.sampled_from(["uploads", "bits", "gradients"]), positive),
         "watch": st.none() | st.lists(st.integers(0, workers - 1), unique=True, max_size=5).map(tuple),
     }
     assert list(values) == KEYS, "a new field of Spec needs a strategy here"

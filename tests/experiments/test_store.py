@@ -84,10 +84,11 @@ def test_a_written_file_is_the_new_content(tmp_path: Path) -> None:
 # -- format --------------------------------------------------------------------------------------------------
 
 
-def test_a_stored_run_is_four_files(stored: Run) -> None:
+def test_a_stored_run_is_five_files(stored: Run) -> None:
     assert sorted(path.name for path in stored.folder.iterdir()) == [
         "checkpoint.safetensors",
         "meta.json",
+        "model.safetensors",
         "spec.toml",
         "trace.npz",
     ]

@@ -17,7 +17,8 @@ SHARED: dict[str, Any] = {"lam": 1e-5, "c": 0.1, "window": 10, "start": "ask-twi
 
 
 def test_the_tasks_are_those_of_the_issue() -> None:
-    assert list(TASKS) == ["digits", "breast-cancer", "ijcnn1-lr", "mnist-lr", "covtype-lr"]
+    networks = ["mnist-nn", "tiny-imagenet"]
+    assert list(TASKS) == ["digits", "breast-cancer", "ijcnn1-lr", "mnist-lr", "covtype-lr", *networks]
 
 
 @pytest.mark.parametrize("name", PAPER)

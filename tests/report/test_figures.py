@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import PRESETS, Network
 from lasg.errors import LasgError
-from lasg.experiments import clock
+from lasg.experiments import clock, paper
 from lasg.experiments.compare import shared_target, summarise
 from lasg.experiments.figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
 from lasg.experiments.series import in_order, series
@@ -489,7 +489,10 @@ def test_all_is_every_figure_of_the_paper_and_ours_under_different_names() -> No
     assert {name for name in PLAIN if name != "toy"} <= set(names)
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+REGRESSIONS = [name for name, task in TASKS.items() if task.spec("sgd").model is None]
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
 def test_a_task_is_both_its_settings_or_the_one_that_was_chosen(name: str) -> None:
     assert [one.name for one in figures(name, Choice())] == [f"{name}-{setting}" for setting in SETTINGS]
     (one,) = figures(name, Choice(setting="homogeneous", seeds=3, first_seed=4))
@@ -498,6 +501,28 @@ def test_a_task_is_both_its_settings_or_the_one_that_was_chosen(name: str) -> No
     assert {spec.seed for spec in one.specs} == {4, 5, 6}
     assert {spec.algorithm for spec in one.specs} == set(ALGORITHMS)
     assert len(one.specs) == 36
+
+
+def test_the_network_figures_are_drawn_from_the_tables_runs() -> None:
+    for setting, table in (("heterogeneous", 1), ("homogeneous", 3)):
+        (one,) = figures("mnist-nn", Choice(setting=setting))
+        assert one.kind == "training"
+        assert list(one.specs) == [cell.spec(0) for cell in paper.cells(table, ["mnist-nn"])]
+
+
+def test_total_time_is_drawn_of_sgd_the_worker_rules_and_local_sgd_with_three_periods() -> None:
+    (one,) = figures("tiny-imagenet-homogeneous", Choice(seeds=2))
+    assert (one.kind, one.network is not None and one.network.shared) == ("timed", True)
+    names = [
+        (spec.algorithm, spec.H if spec.algorithm == "local-sgd" else None) for spec in one.specs if spec.seed == 0
+    ]
+    local = [("local-sgd", H) for H in (2, 4, 6)]
+    assert names == [("sgd", None), ("lasg-wk1", None), ("lasg-wk2", None), *local]
+    # All are evaluated after the same numbers of iterations, and end after the same number.
+    for spec in one.specs:
+        H = spec.H if spec.algorithm == "local-sgd" else 1
+        assert isinstance(spec.evaluate, int)
+        assert (H * spec.evaluate, spec.iterations % H) == (24, 0)
 
 
 def test_figures_of_one_task_share_their_runs() -> None:
@@ -524,7 +549,7 @@ def test_the_choice_of_task_setting_and_workers_reaches_the_runs() -> None:
         ("side", "sides"),
         ("network", "networks"),
         ("digist", "digits"),
-        ("mnist", "mnist-lr"),
+        ("mnist-rl", "mnist-lr"),
         ("digits-homogenous", "digits-homogeneous"),
         ("covtype-lr-hetero", "covtype-lr-heterogeneous"),
         ("stalenes", "staleness"),

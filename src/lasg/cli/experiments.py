@@ -9,11 +9,12 @@ import typer
 
 from lasg.cli import live, options, show
 from lasg.cli.running import RUNS, both, run_all, writing
+from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
 from lasg.errors import LasgError
-from lasg.experiments import clock, runner, verdict, words
+from lasg.experiments import clock, pretrained, runner, verdict, words
 from lasg.experiments import compare as comparing
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
@@ -25,11 +26,12 @@ from lasg.experiments.tasks import task as task_named
 from lasg.report import page, plots
 
 DEMO_TARGET = 0.2
+WEIGHTS = next(iter(pretrained.RECIPES))
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    for command in (demo, run, resume, compare, tune):
+    for command in (demo, run, resume, compare, tune, pretrain):
         app.command()(command)
 
 
@@ -278,3 +280,17 @@ def _print_run(found: Run, json: bool) -> None:
         message = found.meta.get("message", "the run diverged")
         err.print(f"lasg: {message}", style="red", soft_wrap=True)
         raise typer.Exit(1)
+
+
+def pretrain(
+    name: Annotated[str, typer.Argument(help=f"What to make: {WEIGHTS}.", metavar="NAME")] = WEIGHTS,
+    out_dir: options.Out = RUNS,
+    data_dir: options.DataDir = None,
+    fresh: options.Fresh = False,
+) -> None:
+    """Train weights for runs to start from, centrally (one worker), and keep them in the cache.
+
+    Commands that need such weights make them first by themselves. A stopped pretraining goes on where it was.
+    """
+    path = train_weights(name, out_dir, fresh=fresh, data_dir=data_dir)
+    out.print(f"Weights: {path}. Start from them with --set weights={name}", soft_wrap=True)

@@ -65,7 +65,7 @@ def figure(
     runs = {run.spec.digest: run for run in done}
     written = []
     for one in wanted:
-        picture = plots.draw(one.kind, [runs[spec.digest] for spec in one.specs], one.title)
+        picture = plots.draw(one.kind, [runs[spec.digest] for spec in one.specs], one.title, one.network)
         for kind in kinds:
             path = folder / f"{one.name}.{kind}"
             plots.save(picture, path)

@@ -100,9 +100,11 @@ def networks(json: options.Json = False) -> None:
     for column in ("network", "latency, one way", "up", "down", "a gradient"):
         table.add_column(column, justify="left" if column == "network" else "right")
     for network in PRESETS.values():
-        table.add_row(network.name, *(measure(name, getattr(network, name)) for name in NUMBERS))
+        shared = " (shared)" if network.shared else ""
+        table.add_row(network.name + shared, *(measure(name, getattr(network, name)) for name in NUMBERS))
     out.print(table)
     out.print("Change one with mobile:up=2e6,latency=0.1, or give a .toml file with these keys: " + ", ".join(NUMBERS))
+    out.print("A shared channel is a radio cell: the model is broadcast once, uploads go one after another.")
 
 
 @app.command("data")

@@ -23,7 +23,7 @@ from rich.text import Text
 from lasg.cli.show import err
 from lasg.data.cache import Progress as Told
 from lasg.experiments.status import Report, Status
-from lasg.experiments.words import about, short
+from lasg.experiments.words import about, duration, short
 
 LOG_SECONDS = 5.0
 """How often a log file gets a line."""
@@ -32,6 +32,11 @@ RECENT_SECONDS = 2.0
 
 ENOUGH = 0.02
 """Of one run: before so much is done, nobody can tell how long the rest takes."""
+
+WORTH_TELLING = 1.0
+"""Seconds of evaluation from which on they are shown beside those of training."""
+MOST_COMPLAINTS = 5
+"""Broken gradients that one report lists."""
 
 Clock = Callable[[], float]
 
@@ -96,7 +101,22 @@ def describe(status: Status, meter: Meter) -> str:
     rate = meter.rounds_per_second
     fast = f", {short(rate)} rounds/s" if rate else ""
     loss = f"{status.loss:.4f}" if abs(status.loss) < 1e4 else f"{status.loss:.3g}"
-    return f"{name}loss {loss}, {100 * status.saved:.0f} % of uploads saved{fast}"
+    apart = ""
+    if status.evaluating or status.evaluation_seconds >= WORTH_TELLING:
+        spent = f"trained {duration(status.seconds)}, evaluated {duration(status.evaluation_seconds)}"
+        apart = f", {spent}{', evaluating now' if status.evaluating else ''}"
+    return f"{name}loss {loss}, {100 * status.saved:.0f} % of uploads saved{fast}{apart}"
+
+
+def complaints(status: Status) -> list[str]:
+    """Say whose gradients were not finite since the last report."""
+    shown = [
+        f"{status.spec.algorithm} seed {status.spec.seed}: worker {worker}'s gradient was NaN or infinite in round "
+        f"{k}: it counts as silent"
+        for k, worker in status.broken[:MOST_COMPLAINTS]
+    ]
+    more = len(status.broken) - len(shown)
+    return [*shown, *([f"... and {more} more"] if more else [])]
 
 
 class Log:
@@ -143,6 +163,8 @@ def _bars(meter: Meter, what: str) -> Iterator[Report]:
         meter(status)
         left = meter.seconds_left
         shown = "" if left is None else f"{about(left)} left"
+        for line in complaints(status):
+            err.print(line, soft_wrap=True)
         ended = f"{meter.ended}/{meter.total}" if meter.total > 1 else f"{100 * meter.share:.0f} %"
         progress.update(bar, completed=meter.share, ended=ended, left=shown)
         note.plain = describe(status, meter)
@@ -157,6 +179,8 @@ def _lines(meter: Meter, what: str) -> Iterator[Report]:
     def report(status: Status) -> None:
         meter(status)
         left = meter.seconds_left
+        for line in complaints(status):
+            err.print(line, soft_wrap=True)
         done = f"{meter.ended} of {meter.total} runs, " if meter.total > 1 else ""
         more = "" if left is None else f", {about(left)} left"
         log(lambda: f"{what}: {done}{100 * meter.share:.0f} %; {describe(status, meter)}{more}")

@@ -13,6 +13,7 @@ from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.experiments import paper as papers
 from lasg.experiments.files import write_atomically
+from lasg.experiments.spec import folder_name
 from lasg.experiments.store import Run
 
 
@@ -21,6 +22,7 @@ def paper(
     tasks: Annotated[list[str], typer.Option("--task", help="Only this task; may be repeated.")] = [],  # noqa: B006
     seeds: options.Seeds = 5,
     first_seed: options.FirstSeed = 0,
+    changes: options.Changes = [],  # noqa: B006
     results: Annotated[Path, typer.Option(help="Folder for the CSV and Markdown files.", file_okay=False)] = Path(
         "lasg-paper"
     ),
@@ -41,9 +43,12 @@ def paper(
     tables = {f"table{n}": n for n in range(1, 5)}
     if what in tables:
         cells = papers.cells(tables[what], tasks)
-        done = run_all([cell.spec(seed) for cell in cells for seed in chosen], out_dir, what, **how)
+        changed = options.read_changes(changes)
+        done = run_all([cell.spec(seed, **changed) for cell in cells for seed in chosen], out_dir, what, **how)
         runs = {cell: done[i * seeds : (i + 1) * seeds] for i, cell in enumerate(cells)}
-        _print_table(what, papers.results(cells, runs), results, tasks, chosen, json, done)
+        _print_table(what, papers.results(cells, runs), results, tasks, chosen, changes, json, done)
+    elif changes:
+        raise LasgError(f"--set is for tables, {what} has settings of its own")
     elif what == "toy":
         _toy(tasks, chosen, results, out_dir, json, **how)
     elif what == "gradients":
@@ -76,18 +81,28 @@ def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> Non
 
 
 def _print_table(
-    what: str, found: list[papers.Result], results: Path, tasks: list[str], seeds: range, json: bool, runs: list[Run]
+    what: str,
+    found: list[papers.Result],
+    results: Path,
+    tasks: list[str],
+    seeds: range,
+    changes: list[str],
+    json: bool,
+    runs: list[Run],
 ) -> None:
     """Write a table's files and print it."""
     verdict = papers.judge(found)
     rows = [result.to_dict() for result in found]
     command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
-    command += "".join(f" --task {name}" for name in tasks)
-    seconds = sum(float(run.meta["seconds"]) for run in runs)
-    took = f"Its {len(runs)} runs took {seconds:.0f} s of one core."
+    command += "".join(f" --task {name}" for name in tasks) + "".join(f" --set {change}" for change in changes)
+    once = {run.folder: run for run in runs}.values()
+    seconds = sum(float(run.meta["seconds"]) for run in once)
+    apart = sum(float(run.meta.get("evaluation_seconds", 0)) for run in once)
+    evaluated = f", and {apart:.0f} s to evaluate" if apart else ""
+    took = f"Its {len(once)} runs took {seconds:.0f} s of one core{evaluated}."
     head = f"# The paper's {what}, ours beside it\n\nPrinted by `{command}`. {took}\n"
     said = "\n".join(f"- {line}" for line in verdict.sentences())
-    name = "-".join([what, *tasks])
+    name = "-".join([what, *tasks, *(folder_name(change.replace("=", "")) for change in changes)])
     write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
     write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
     if json:

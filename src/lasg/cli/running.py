@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lasg.cli import live
+from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
-from lasg.experiments import pool
+from lasg.experiments import pool, pretrained
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status
 from lasg.experiments.store import Run
@@ -31,6 +32,8 @@ def run_all(
 
     A spec that is listed twice runs once. Runs of one problem share its data, so they go one after another.
     """
+    for name in dict.fromkeys(spec.weights for spec in listed if pretrained.missing(spec.weights, data_dir)):
+        pretrain(str(name), out_dir, fresh=False, data_dir=data_dir)
     order = sorted(listed, key=lambda spec: (spec.data, spec.partition, spec.seed))
     once = {spec.digest: spec for spec in order}
     with writing(csv, tensorboard) as files:
@@ -38,12 +41,21 @@ def run_all(
             for name in sorted({spec.data for spec in listed}):
                 if not is_embedded(name):
                     load(name, data_dir=data_dir, progress=told)
+            for name in sorted({spec.weights for spec in listed if spec.weights is not None}):
+                weights.obtain(name, data_dir, progress=told)
         with live.following(len(once), what) as follow:
             report = both(follow, files)
             some = list(once.values())
             done = pool.run_all(some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
     runs = dict(zip(once, done, strict=True))
     return [runs[spec.digest] for spec in listed]
+
+
+def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None) -> Path:
+    """Train weights and keep them; return where."""
+    spec = pretrained.recipe(name)
+    (run,) = run_all([spec], out_dir, f"pretraining {name}", jobs=1, fresh=fresh, data_dir=data_dir)
+    return pretrained.install(run, name)
 
 
 def both(first: Report, second: Report) -> Report:

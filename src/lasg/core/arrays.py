@@ -7,6 +7,7 @@ torch is imported only once a tensor turns up, so that NumPy-only runs start wit
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,7 +32,7 @@ def sq(x: Array) -> Array:
     """Squared Euclidean norm over the last dimension."""
     if isinstance(x, np.ndarray):
         return np.vecdot(x, x)
-    return (x * x).sum(-1)
+    return namespace(x).linalg.vecdot(x, x)  # unlike (x * x).sum(-1), without a temporary as large as x
 
 
 def copy(x: Array) -> Array:
@@ -39,13 +40,20 @@ def copy(x: Array) -> Array:
     return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
 
 
-def copies(node: Any) -> Any:
-    """Return nested dicts and lists with every array in them copied."""
+def copies(node: Any, like: Array = None) -> Any:
+    """Return nested dicts and lists with every array in them copied; tensors go to the device of `like`."""
     if isinstance(node, dict):
-        return {key: copies(value) for key, value in node.items()}
+        return {key: copies(value, like) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return type(node)(copies(value) for value in node)
-    return copy(node) if isinstance(node, np.ndarray) or hasattr(node, "detach") else node
+        return type(node)(copies(value, like) for value in node)
+    if hasattr(node, "detach"):
+        return copy(node if like is None or isinstance(like, np.ndarray) else node.to(like.device))
+    return copy(node) if isinstance(node, np.ndarray) else node
+
+
+def stacked(x: Array | Sequence[Array]) -> Array:
+    """Return models that are given one by one as rows `(n, p)`; an array stays as it is."""
+    return namespace(x[0]).stack(x) if isinstance(x, list) else x
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
@@ -71,6 +79,16 @@ def cast(x: Array, like: Array) -> Array:
 def host(x: Array) -> npt.NDArray[Any]:
     """Return `x` as a NumPy array on the host."""
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
+
+
+def finite_rows(x: Array) -> Mask:
+    """Tell of each row whether all its entries are finite."""
+    return host(namespace(x).isfinite(x).all(-1))
+
+
+def all_finite(x: Array) -> bool:
+    """Tell whether every entry is finite; a sum that overflows says no to huge entries too."""
+    return bool(np.isfinite(float(x.sum())))
 
 
 def bits_per_entry(x: Array) -> int:

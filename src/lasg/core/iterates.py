@@ -20,18 +20,19 @@ class Iterates:
         free = int(used.argmin())
         if used[free]:
             free = len(self.points)
-            grown = zeros((2 * free, self.points.shape[-1]), self.points)
+            # Beside the new one at most one model a worker is in use: more room is never needed.
+            grown = zeros((min(2 * free, len(self.slot) + 1), self.points.shape[-1]), self.points)
             grown[:free] = self.points
             self.points = grown
         self.points[free] = theta
         self.slot[uploaded] = free
 
     def rows(self, workers: IntArray | None = None) -> Array:
-        """Return the stored model of each worker: `(n, p)`."""
+        """Return the stored model of each worker: `(n, p)`, or for tensors a list of views, which copies nothing."""
         slot = self.slot if workers is None else self.slot[workers]
         if isinstance(self.points, np.ndarray):
             return self.points.take(slot, 0)
-        return self.points[slot]
+        return [self.points[i] for i in slot.tolist()]
 
     def moved(self, theta: Array, workers: IntArray | None = None) -> Array:
         """Return ||theta - stored||^2 for each worker, at the cost of one distance a distinct model."""

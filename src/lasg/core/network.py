@@ -3,7 +3,8 @@
 A round lasts until its slowest participant is done. A participant waits for the model (latency + bits / down),
 computes (evaluations x seconds a gradient), and answers (latency + bits / up). Under a worker rule everybody takes
 part, and a silent worker answers with its flag. Under a server rule those that were not asked cost nothing. The
-server's own work and link are never the bottleneck.
+server's own work and link are never the bottleneck. On a shared channel the answers queue: a round lasts until the
+slowest is ready to answer, and then as long as all answers take one after another.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Network:
     """Bits a second, server to worker."""
     gradient: float | tuple[float, ...]
     """Seconds a gradient evaluation: one minibatch gradient."""
+    shared: bool = False
+    """Whether all are on one channel, a radio cell: the model is broadcast once, uploads go one after another."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shared, bool):
+            raise LasgError(f"network {self.name}: shared must be true or false, got {self.shared!r}")
         for name, least in (("latency", 0), ("up", None), ("down", None), ("gradient", 0)):
             given = getattr(self, name)
             values = given if isinstance(given, list | tuple) else (given,)
@@ -59,7 +64,7 @@ class Network:
         return found
 
 
-NUMBERS = tuple(field.name for field in fields(Network) if field.name != "name")
+NUMBERS = tuple(field.name for field in fields(Network) if field.name not in {"name", "shared"})
 
 
 def _inside(value: Any, least: float | None) -> bool:
@@ -88,8 +93,8 @@ def round_seconds(network: Network, traffic: Traffic) -> npt.NDArray[np.float64]
     rounds, workers = traffic.uploaded.shape
     of = network.per_worker(workers)
     heard = 2 * of["latency"] + traffic.model_bits / of["down"]
-    upload = heard + traffic.upload_bits / of["up"]
-    silent = np.zeros(workers) if traffic.server_rule else heard + traffic.silent_bits / of["up"]
+    sending, flag = traffic.upload_bits / of["up"], traffic.silent_bits / of["up"]
+    silent = np.zeros(workers) if traffic.server_rule else heard
     lasted = np.empty(rounds)
     step = max(1, CHUNK // workers)
     for start in range(0, rounds, step):
@@ -98,7 +103,8 @@ def round_seconds(network: Network, traffic: Traffic) -> npt.NDArray[np.float64]
         busy = traffic.evaluations[some, None] * of["gradient"]
         if traffic.server_rule:
             busy = busy * uploaded
-        lasted[some] = (np.where(uploaded, upload, silent) + busy).max(1)
+        ready, answer = np.where(uploaded, heard, silent) + busy, np.where(uploaded, sending, flag)
+        lasted[some] = ready.max(1) + answer.sum(1) if network.shared else (ready + answer).max(1)
     return lasted
 
 
@@ -108,6 +114,7 @@ PRESETS = {
         Network(name="datacenter", latency=0.25e-3, up=10e9, down=10e9, gradient=0.1e-3),
         Network(name="cross-region", latency=44e-3, up=100e6, down=100e6, gradient=0.1e-3),
         Network(name="home", latency=10.5e-3, up=45.7e6, down=85.7e6, gradient=1e-3),
+        Network(name="wireless", latency=2e-3, up=20e6, down=20e6, gradient=1e-3, shared=True),
         Network(name="mobile", latency=20e-3, up=11.2e6, down=36e6, gradient=5e-3),
         Network(name="lora", latency=1.0, up=54.7, down=176.0, gradient=0.1),
     )

@@ -105,8 +105,9 @@ def ps(now: Record, last: Record) -> Array:  # noqa: ARG001
 
 def smoothness_estimate(now: Record, last: Record) -> Array:  # noqa: ARG001
     """The ratio in eqn:Lmestimate; 0 where theta did not move (0/0 at k = 0), which changes no maximum."""
-    changed = host(sq(now.grad - now.probe))
-    return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
+    with np.errstate(invalid="ignore", over="ignore"):  # a gradient that is not finite is the workers' business
+        changed = host(sq(now.grad - now.probe))
+        return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
 
 
 ALWAYS = Rule(name="always")

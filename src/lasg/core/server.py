@@ -130,7 +130,9 @@ class Server:
         if self.k == 0 or self.rule.left is None:
             return True
         if self.rule.periodic:
-            return self.k % self.laziness.D == 0
+            # Whoever missed its period, for want of a finite gradient, is due until it uploads.
+            late = self.tau > self.laziness.D
+            return self.k % self.laziness.D == 0 or (late if late.any() else False)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
             return True
         return self.tau >= self.laziness.D
@@ -139,6 +141,8 @@ class Server:
         """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}."""
         before = self.theta
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
+        if self.k == 0:
+            self.tau[~uploaded] = self.laziness.D + 1  # the server has nothing of them yet: they stay due
         if innovation is not None:
             self.aggregate += innovation
             self.tau[uploaded] = 1
@@ -155,8 +159,8 @@ class Server:
         return theta
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: nested dicts of arrays and JSON values."""
-        state = {
+        """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
+        return {
             "k": self.k,
             "aggregate": self.aggregate,
             "history": list(self.history),
@@ -165,12 +169,10 @@ class Server:
             "optimizer": self.optimizer.state(),
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
-        found: dict[str, Any] = copies(state)
-        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        state = copies(state)
+        state = copies(state, self.theta)
         self.k = int(state["k"])
         self.aggregate = state["aggregate"]
         self.history = deque(state["history"], maxlen=self.history.maxlen)

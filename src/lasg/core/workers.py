@@ -5,20 +5,38 @@ All vectors are stacked, `(W, p)`. W is M in a simulation and 1 in a process tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lasg import counter
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, cast, copies, float64, host, zeros
+from lasg.core.arrays import (
+    Array,
+    FloatArray,
+    IntArray,
+    Mask,
+    all_finite,
+    cast,
+    copies,
+    finite_rows,
+    float64,
+    host,
+    stacked,
+    zeros,
+)
 from lasg.core.codecs import Codec, transmit
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 
 if TYPE_CHECKING:
     from lasg.core.server import Opened
+
+
+# Up to so many entries the innovations are summed at once; beyond, row by row, without temporaries of that size.
+AT_ONCE = 1 << 18
 
 
 class Oracle(Protocol):
@@ -32,7 +50,8 @@ class Oracle(Protocol):
     def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
         """Return each worker's contribution on its minibatch of `iteration`, at each of the points.
 
-        A point is one model `(p,)` for all, or `(n, p)`, one a worker. `rows` chooses workers; None is all.
+        A point is one model `(p,)` for all, or one a worker: `(n, p)`, or a list of n tensors. The first point is
+        where the workers are, the others are probes. `rows` chooses workers; None is all.
         """
         ...
 
@@ -54,6 +73,8 @@ class Reply(NamedTuple):
     """The rule's left side, where the workers evaluated it."""
     estimates: FloatArray | None
     """Estimates of L_m, one an upload."""
+    broken: Mask | None = None
+    """Whose gradient was NaN or infinite: they are silent, whatever the rule says. None: nobody's."""
 
 
 class Workers:
@@ -89,21 +110,43 @@ class Workers:
         if self.rule.periodic and opened.k % self.D == 0:
             self.snapshot = opened.theta
         now, evaluations = self._compute(opened, rows)
-        left = None
+        left, estimates = None, self.rule.estimate(now, Record()) if self.rule.estimate else None
         if opened.asked is not None:
             uploaded = opened.asked
         elif opened.due is True or self.rule.left is None:
             uploaded = self._everybody
         else:
-            left = host(self.rule.left(now, Record(**self.memory)))
+            left = self._left(now)
             uploaded = (left > opened.threshold) | opened.due
+        broken = None
+        if not (all_finite(now.grad) and _finite(left) and _finite(estimates)):
+            sound = _sound(now)
+            if not sound.all():
+                broken = self._nobody.copy()
+                broken[slice(None) if rows is None else rows] = ~sound
+                uploaded = uploaded & ~broken
+                if rows is not None:  # only those that were asked have a row, and all that have one upload
+                    now = Record(*(field if name == "theta" else _pick(field, sound) for name, field in _fields(now)))
+                estimates = _pick(estimates, sound)
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
-            return Reply(uploaded, None, 0, 0, evaluations, left, None)
+            return Reply(uploaded, None, 0, 0, evaluations, left, None, broken)
         innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads)
-        estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         self._remember(now, uploaded)
-        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates)
+        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken)
+
+    def _left(self, now: Record) -> FloatArray:
+        """Evaluate the rule; where vectors are long worker by worker, without temporaries for all of them."""
+        assert self.rule.left is not None
+        if len(self.ids) * now.grad.shape[-1] <= AT_ONCE:
+            return host(self.rule.left(now, Record(**self.memory)))
+        found = []
+        for i in range(len(self.ids)):
+            row = slice(i, i + 1)
+            mine = now._replace(grad=now.grad[row], probe=None if now.probe is None else now.probe[row])
+            last = {name: kept[row] for name, kept in self.memory.items()}
+            found.append(host(self.rule.left(mine, Record(**last))))
+        return np.concatenate(found)
 
     def _compute(self, opened: Opened, rows: IntArray | None) -> tuple[Record, int]:
         """Return the record of now, and the gradient evaluations it took."""
@@ -131,7 +174,7 @@ class Workers:
             weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
             step = opened.eta / cast(weights[:, None], points[0])
         for h in range(1, self.H):
-            local = [start - step * so_far for start, so_far in zip(points, total, strict=True)]
+            local = [stacked(start) - step * so_far for start, so_far in zip(points, total, strict=True)]
             found = self.oracle.gradients(opened.k * self.H + h, local, rows)
             total = [so_far + grad for so_far, grad in zip(total, found, strict=True)]
         return total
@@ -142,10 +185,20 @@ class Workers:
         `grad` has a row for every worker, or, under a server rule, for those that were asked: all of them upload.
         """
         senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
-        sent = grad if uploads == len(grad) else grad[senders]
-        decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, sent.shape[-1]))
-        innovation = (float64(decoded) - self.contributed[senders]).sum(0)
-        self.contributed[senders] = decoded
+        p = grad.shape[-1]
+        if uploads * p <= AT_ONCE:
+            sent = grad if uploads == len(grad) else grad[senders]
+            decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, p))
+            innovation = (float64(decoded) - self.contributed[senders]).sum(0)
+            self.contributed[senders] = decoded
+            return innovation, bits
+        innovation, bits = float64(zeros((p,), grad)), 0
+        ids = np.arange(len(self.ids))[senders]
+        for i, m in zip(range(uploads) if uploads == len(grad) else ids, ids, strict=True):
+            (row,), size = transmit(self.codec, grad[i : i + 1], functools.partial(self._noise, k, ids[ids == m], p))
+            innovation += float64(row) - self.contributed[m]
+            self.contributed[m] = row
+            bits += size
         return innovation, bits
 
     def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
@@ -155,25 +208,45 @@ class Workers:
 
     def _remember(self, now: Record, uploaded: Mask) -> None:
         for name, kept in self.memory.items():
-            kept[uploaded] = getattr(now, name)[uploaded]
+            new = getattr(now, name)
+            for m in np.flatnonzero(uploaded).tolist() if kept[0].shape[-1] * len(kept) > AT_ONCE else [uploaded]:
+                kept[m] = new[m]
         if self.iterates is not None:
             self.iterates.keep(now.theta, uploaded)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
-        state = {
+        """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
+        return {
             "contributed": self.contributed,
             "memory": dict(self.memory),
             "snapshot": self.snapshot,
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
-        found: dict[str, Any] = copies(state)
-        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        state = copies(state)
+        state = copies(state, self.contributed)
         self.contributed, self.memory = state["contributed"], dict(state["memory"])
         self.snapshot = state["snapshot"]
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
+
+
+def _finite(numbers: FloatArray | None) -> bool:
+    return numbers is None or bool(np.isfinite(numbers).all())
+
+
+def _sound(now: Record) -> Mask:
+    """Tell of each worker that computed whether its gradients are finite."""
+    found = finite_rows(now.grad)
+    if now.probe is not None and now.probe is not now.grad:
+        found = found & finite_rows(now.probe)
+    return found
+
+
+def _fields(record: Record) -> Iterator[tuple[str, Array]]:
+    return zip(Record._fields, record, strict=True)
+
+
+def _pick(field: Array, rows: Mask) -> Array:
+    return None if field is None else field[rows]

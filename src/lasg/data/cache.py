@@ -180,8 +180,9 @@ def _write_arrays(folder: Path, parts: Parts, title: str, progress: Progress | N
     arrays = {}
     for prefix, table in tables:
         shape = (len(table.labels), table.columns)
-        blocks = _told(table.blocks(), f"preparing {title}", shape, progress)
-        arrays[prefix + "features"] = _write_npy(folder / f"{prefix}features.npy", shape, "<f4", blocks)
+        row = shape[1] * np.dtype(table.stored).itemsize
+        blocks = _told(table.blocks(), f"preparing {title}", len(table.labels), row, progress)
+        arrays[prefix + "features"] = _write_npy(folder / f"{prefix}features.npy", shape, table.stored, blocks)
         labels = table.labels.astype("<i8")
         arrays[prefix + "labels"] = _write_npy(folder / f"{prefix}labels.npy", labels.shape, "<i8", [labels])
     return arrays
@@ -203,15 +204,15 @@ def _write_npy(path: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[
 
 
 def _told(
-    blocks: Iterable[NDArray[Any]], what: str, shape: tuple[int, int], progress: Progress | None
+    blocks: Iterable[NDArray[Any]], what: str, rows: int, row: int, progress: Progress | None
 ) -> Iterator[NDArray[Any]]:
     """Pass blocks on, and tell how many of the bytes that are written from them are done."""
-    row, done = 4 * shape[1], 0
+    done = 0
     for block in blocks:
         yield block
         done += len(block)
         if progress is not None:
-            progress(what, row * done, row * shape[0])
+            progress(what, row * done, row * rows)
 
 
 def _publish(temporary: Path, folder: Path, source_sha256: str) -> None:

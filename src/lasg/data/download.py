@@ -29,13 +29,21 @@ def obtain(dataset: str, data_dir: Path | None, *, force: bool = False, progress
     paths = []
     for name in named(dataset).files:
         source = FILES[name]
-        found = files.find(source, data_dir)
-        if found is None or (force and found.in_cache):
-            paths.append(_download(source, dataset, data_dir, progress))
-        else:
-            files.verify(found, source, dataset)
-            paths.append(found.path)
+        if source.instead and files.find(source, data_dir) is None:
+            source = FILES[source.instead]
+        paths.append(obtain_file(source, dataset, data_dir, force=force, progress=progress))
     return paths
+
+
+def obtain_file(
+    source: Source, of: str, data_dir: Path | None, *, force: bool = False, progress: Progress | None = None
+) -> Path:
+    """Return one raw file of a data set or of weights, verified; downloaded if it is not here."""
+    found = files.find(source, data_dir)
+    if found is None or (force and found.in_cache):
+        return _download(source, of, data_dir, progress)
+    files.verify(found, source, of)
+    return found.path
 
 
 def _download(source: Source, dataset: str, data_dir: Path | None, progress: Progress | None) -> Path:

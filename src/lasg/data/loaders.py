@@ -1,8 +1,10 @@
 """Load a data set by name: `load("covtype")`, `load("libsvm:my-file.bz2")`."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -10,10 +12,14 @@ from numpy.typing import DTypeLike
 from lasg.data import cache, files
 from lasg.data.cache import Damaged, Prepared, Progress
 from lasg.data.download import obtain
+from lasg.data.images import image_shape, parse_images
 from lasg.data.parsers import PARSERS, parse_libsvm
-from lasg.data.sources import FILES, LIBSVM_PREFIX, named
+from lasg.data.sources import FILES, IMAGES_PREFIX, LIBSVM_PREFIX, named
 from lasg.data.tables import FloatArray, IntArray, Parts, Table
 from lasg.errors import LasgError
+
+_OWN: dict[str, Callable[[Path], Parts]] = {LIBSVM_PREFIX: parse_libsvm, IMAGES_PREFIX: parse_images}
+"""The user's own data: how each prefix is read."""
 
 __all__ = ["Dataset", "FloatArray", "IntArray", "load"]
 
@@ -32,6 +38,8 @@ class Dataset:
     test_features: FloatArray | None
     test_labels: IntArray | None
     sha256: str
+    shape: tuple[int, ...] = ()
+    """Of one sample: (channels, height, width) of images, else (features,)."""
 
 
 def load(
@@ -54,23 +62,49 @@ def load(
     test = arrays.get("test_features")
     return Dataset(
         name=name,
-        features=arrays["features"].astype(kind, copy=False),
+        features=_typed(arrays["features"], kind),
         labels=arrays["labels"],
         classes=prepared.classes,
-        test_features=None if test is None else test.astype(kind, copy=False),
+        test_features=None if test is None else _typed(test, kind),
         test_labels=arrays.get("test_labels"),
         sha256=cache.combine(prepared.digests),
+        shape=_shape(name, arrays["features"].shape[1]),
     )
 
 
-def is_libsvm(name: str) -> bool:
-    """Tell whether a name is `libsvm:PATH`."""
-    return name.startswith(LIBSVM_PREFIX)
+def _typed(features: FloatArray, kind: np.dtype[Any]) -> FloatArray:
+    """Return features in a dtype; images stay bytes."""
+    return features if features.dtype == np.uint8 else features.astype(kind, copy=False)
+
+
+def _shape(name: str, columns: int) -> tuple[int, ...]:
+    if name.startswith(IMAGES_PREFIX):
+        return image_shape(columns)
+    return (not own_path(name) and named(name).shape) or (columns,)
+
+
+def own_path(name: str) -> Path | None:
+    """Return the user's own file (or folder, of images) that a name such as libsvm:PATH means; None: no such name."""
+    prefix = next((prefix for prefix in _OWN if name.startswith(prefix)), None)
+    return None if prefix is None else Path(name.removeprefix(prefix)).expanduser()
+
+
+def checked_path(name: str) -> Path:
+    """Return the file of libsvm:PATH, the file or folder of images:PATH; LasgError where there is none."""
+    path = own_path(name)
+    assert path is not None
+    prefix = next(prefix for prefix in _OWN if name.startswith(prefix))
+    sound = path.is_file() or (prefix == IMAGES_PREFIX and path.is_dir())
+    if name == prefix or not sound:
+        wanted = "a LIBSVM file" if prefix == LIBSVM_PREFIX else "a folder or zip in tiny-imagenet's layout"
+        what = "a folder" if name != prefix and path.is_dir() else "no file"
+        raise LasgError(f"{prefix}PATH must name {wanted}, but {name.removeprefix(prefix)!r} is {what}: correct it")
+    return path
 
 
 def is_embedded(name: str) -> bool:
     """Tell whether a data set comes with scikit-learn and has no files; an unknown name is an error."""
-    return not is_libsvm(name) and not named(name).files
+    return own_path(name) is None and not named(name).files
 
 
 def embedded(name: str) -> Prepared:
@@ -83,26 +117,20 @@ def embedded(name: str) -> Prepared:
     return Prepared(arrays, digests, parts.classes)
 
 
-def libsvm_path(name: str) -> Path:
-    """Return the file that `libsvm:PATH` names; LasgError where there is none."""
-    text = name.removeprefix(LIBSVM_PREFIX)
-    path = Path(text).expanduser()
-    if not text or not path.is_file():
-        what = "a folder" if text and path.is_dir() else "no file"
-        raise LasgError(f"{LIBSVM_PREFIX}PATH must name a LIBSVM file, but {text!r} is {what}: correct the path")
-    return path
+def parse_own(name: str) -> Parts:
+    """Read the user's own data."""
+    return _OWN[name.partition(":")[0] + ":"](checked_path(name))
 
 
 def prepared_place(name: str) -> tuple[Path, str]:
     """Return a data set's prepared folder and the checksum of its sources that the folder is known by."""
-    if is_libsvm(name):
-        path = libsvm_path(name)
+    if own_path(name) is not None:
+        path = checked_path(name)
         try:
-            with path.open("rb") as stream:
-                sha256 = files.hash_stream(stream)
+            sha256 = files.hash_tree(path)
         except OSError as error:
             raise LasgError(f"{path} cannot be read: {files.reason(error)}; mend or replace it") from error
-        return cache.prepared_folder("libsvm", sha256), sha256
+        return cache.prepared_folder(name.partition(":")[0], sha256), sha256
     sums = [FILES[file].sha256 for file in named(name).files]
     sha256 = sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
     return cache.prepared_folder(name, sha256), sha256
@@ -112,9 +140,9 @@ def prepare(name: str, data_dir: Path | None, *, force: bool = False, progress: 
     """Obtain a data set's raw files, parse them and store the result; return the raw files."""
     folder, sha256 = prepared_place(name)
     parts: Parts
-    if is_libsvm(name):
-        paths = [libsvm_path(name)]
-        parts = parse_libsvm(paths[0])
+    if own_path(name) is not None:
+        paths = [checked_path(name)]
+        parts = parse_own(name)
     else:
         paths = obtain(name, data_dir, force=force, progress=progress)
         parts = PARSERS[name](paths)

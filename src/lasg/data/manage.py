@@ -9,14 +9,14 @@ from lasg.data import cache, files
 from lasg.data.cache import Damaged, Progress
 from lasg.data.download import obtain
 from lasg.data.loaders import (
+    checked_path,
     embedded,
     is_embedded,
-    is_libsvm,
-    libsvm_path,
+    own_path,
+    parse_own,
     prepare,
     prepared_place,
 )
-from lasg.data.parsers import parse_libsvm
 from lasg.data.sources import DATASETS, FILES, named
 from lasg.errors import LasgError, missing_extra
 
@@ -81,7 +81,8 @@ def fetch(
         embedded(name)
         return []
     if not force and _is_prepared(name):
-        return [libsvm_path(name)] if is_libsvm(name) else obtain(name, data_dir, progress=progress)
+        own = own_path(name) is not None
+        return [checked_path(name)] if own else obtain(name, data_dir, progress=progress)
     return prepare(name, data_dir, force=force, progress=progress)
 
 
@@ -91,8 +92,8 @@ def check(name: str | None = None, data_dir: Path | None = None) -> list[CheckRe
         return [result for each in DATASETS for result in check(each, data_dir)]
     if is_embedded(name):
         return [_check_embedded(name)]
-    if is_libsvm(name):
-        return [_check_libsvm(name), _check_prepared(name)]
+    if own_path(name) is not None:
+        return [_check_own(name), _check_prepared(name)]
     return [*(_check_file(name, file, data_dir) for file in named(name).files), _check_prepared(name)]
 
 
@@ -124,10 +125,10 @@ def _check_file(name: str, file: str, data_dir: Path | None) -> CheckResult:
     return CheckResult(name, file, found.path, "damaged", fault, files.mending(found, name))
 
 
-def _check_libsvm(name: str) -> CheckResult:
-    path = libsvm_path(name)
+def _check_own(name: str) -> CheckResult:
+    path = checked_path(name)
     try:
-        parse_libsvm(path)
+        parse_own(name)
     except LasgError as error:
         return CheckResult(name, path.name, path, "damaged", str(error), "replace this file")
     return CheckResult(name, path.name, path, "ok", "it can be read", "")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lasg.data.files import BROKEN_STREAM, open_plain, reason
+from lasg.data.images import tiny_imagenet
 from lasg.data.tables import Parts, Table
 from lasg.errors import LasgError, missing_extra
 
@@ -114,6 +115,10 @@ PARSERS: dict[str, Callable[[Sequence[Path]], Parts]] = {
     "covtype": covtype,
     "mnist": mnist,
     "mnist-3-5": mnist_3_5,
+    "tiny-imagenet": tiny_imagenet(slice(None)),
+    "tiny-imagenet-20": tiny_imagenet(slice(20)),
+    "tiny-imagenet-10a": tiny_imagenet(slice(10)),
+    "tiny-imagenet-10b": tiny_imagenet(slice(10, 20)),
     "digits": digits,
     "breast-cancer": breast_cancer,
 }

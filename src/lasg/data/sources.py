@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from lasg.errors import LasgError
 
 LIBSVM_PREFIX = "libsvm:"
+IMAGES_PREFIX = "images:"
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/"
@@ -23,6 +24,8 @@ class Source:
     sha256: str
     size: int
     urls: tuple[str, ...]
+    instead: str = ""
+    """Another file that serves as well, where this one is not here: it has no address."""
 
     @property
     def plain_name(self) -> str:
@@ -36,6 +39,8 @@ class Named:
 
     files: tuple[str, ...]
     summary: str
+    shape: tuple[int, ...] = ()
+    """Of a sample, where it is an image: channels, height, width."""
 
 
 def _source(name: str, sha256: str, size: int, *bases: str) -> Source:
@@ -87,6 +92,19 @@ FILES: dict[str, Source] = {
             4_542,
             *_MNIST,
         ),
+        _source(
+            "tiny-imagenet-200.zip",
+            "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+            248_100_043,
+            "http://cs231n.stanford.edu/",
+        ),
+        Source(
+            "tiny-imagenet-20.zip",
+            "60d353bb2b7dd782e409e3a01c77b51bd312dd329f490a16d165a5e1dc247758",
+            23_954_424,
+            (),
+            instead="tiny-imagenet-200.zip",
+        ),
     )
 }
 
@@ -97,13 +115,27 @@ _MNIST_FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 
+_TINY = (3, 64, 64)
+
 DATASETS: dict[str, Named] = {
     "ijcnn1": Named(("ijcnn1.bz2", "ijcnn1.t.bz2"), "49,990 x 22, 2 classes; test: all of ijcnn1.t"),
     "ijcnn1.t": Named(("ijcnn1.t.bz2", "ijcnn1.bz2"), "first 90,000 of 91,701 x 22, 2 classes; test: ijcnn1"),
     "covtype": Named(("covtype.data.gz",), "581,012 x 54, class 2 against the rest; no test set"),
-    "mnist": Named(_MNIST_FILES, "60,000 x 784, 10 classes; test: t10k"),
-    "mnist-3-5": Named(_MNIST_FILES, "digits 3 (class 1) and 5 (class 0), 11,552 x 784; test: t10k"),
-    "digits": Named((), "1,500 x 64, 10 classes, in scikit-learn; test: the last 297"),
+    "mnist": Named(_MNIST_FILES, "60,000 x 784, 10 classes; test: t10k", (1, 28, 28)),
+    "mnist-3-5": Named(_MNIST_FILES, "digits 3 (class 1) and 5 (class 0), 11,552 x 784; test: t10k", (1, 28, 28)),
+    "tiny-imagenet": Named(
+        ("tiny-imagenet-200.zip",), "100,000 images of 64 x 64 in colour, 200 classes; test: val", _TINY
+    ),
+    "tiny-imagenet-20": Named(
+        ("tiny-imagenet-20.zip",), "its first 20 classes, 10,000 images; test: their 1,000 of val", _TINY
+    ),
+    "tiny-imagenet-10a": Named(
+        ("tiny-imagenet-20.zip",), "the first 10 of these, 5,000 images; test: their 500 of val", _TINY
+    ),
+    "tiny-imagenet-10b": Named(
+        ("tiny-imagenet-20.zip",), "the last 10 of these, 5,000 images; test: their 500 of val", _TINY
+    ),
+    "digits": Named((), "1,500 x 64, 10 classes, in scikit-learn; test: the last 297", (1, 8, 8)),
     "breast-cancer": Named((), "456 x 30, 2 classes, in scikit-learn; test: every fifth row"),
 }
 
@@ -115,4 +147,7 @@ def named(name: str) -> Named:
     close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     known = ", ".join(DATASETS)
-    raise LasgError(f"unknown data set {name!r}: {hint}The names are {known}, or {LIBSVM_PREFIX}PATH for a file")
+    raise LasgError(
+        f"unknown data set {name!r}: {hint}The names are {known}, {LIBSVM_PREFIX}PATH for a file, or "
+        f"{IMAGES_PREFIX}PATH for a folder or zip in tiny-imagenet's layout"
+    )

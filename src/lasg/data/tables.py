@@ -15,11 +15,13 @@ _BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Table:
-    """Samples and labels. `raw` is an array or SciPy CSR matrix; `scale` makes dense float32 of its rows."""
+    """Samples and labels. `raw` is an array or SciPy CSR matrix; `scale` makes dense features of its rows."""
 
     raw: Any
     labels: IntArray
-    scale: Callable[[Any], NDArray[np.float32]]
+    scale: Callable[[Any], NDArray[Any]]
+    stored: str = "<f4"
+    """How the scaled features are kept: float32, or bytes (|u1) for images, which networks scale themselves."""
 
     @property
     def columns(self) -> int:
@@ -30,7 +32,7 @@ class Table:
         """Keep some of the rows."""
         return replace(self, raw=self.raw[rows], labels=self.labels[rows])
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
+    def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the scaled features a few megabytes at a time, so that no second whole copy is held."""
         step = max(1, _BLOCK_BYTES // (4 * self.columns))
         for start in range(0, len(self.labels), step):

@@ -7,14 +7,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies
+from lasg.core.clipping import Clipped
 from lasg.core.codecs import Codec, Dense
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Server
 from lasg.core.workers import Oracle, Workers
-from lasg.errors import LasgError
+from lasg.errors import Faulty, LasgError
+
+PATIENCE = 10
+"""How many rounds in a row a worker's gradient may be NaN or infinite before a run stops."""
 
 
 class Problem(Oracle, Protocol):
@@ -27,6 +31,18 @@ class Problem(Oracle, Protocol):
 
     def loss(self, theta: Array) -> float:
         """Return the objective over all samples."""
+        ...
+
+    def fresh(self) -> Problem:
+        """Return a problem of its own for one run: what changes while it trains is not shared, the data is."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of what changes while it trains: nothing, for most problems."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
         ...
 
 
@@ -42,6 +58,8 @@ class Round(NamedTuple):
     """The rule's left side a worker; None where everybody had to upload."""
     tau: IntArray
     """The staleness that each worker had when the round opened."""
+    broken: Mask | None = None
+    """Whose gradient was NaN or infinite, and so was not used; None: nobody's."""
 
 
 class Simulation:
@@ -58,16 +76,22 @@ class Simulation:
         local_steps: int = 1,
         seed: int = 0,
         smoothness: FloatArray | None = None,
+        clip: float | None = None,
+        patience: int = PATIENCE,
     ) -> None:
         if laziness.workers != problem.workers:
             raise LasgError(
                 f"the problem has {problem.workers} workers, laziness says {laziness.workers}: make them equal"
             )
+        if not isinstance(patience, int) or patience < 1:
+            raise LasgError(f"patience must be a number of rounds >= 1, got {patience!r}")
         theta = optimizer.theta
-        self.problem, self.ledger = problem, Ledger()
+        self.problem, self.ledger = problem.fresh(), Ledger()
+        self.patience = patience
+        self.streak: IntArray = np.zeros(laziness.workers, np.int64)
         self.server = Server(optimizer, rule, laziness, smoothness)
         self.workers = Workers(
-            problem,
+            self.problem if clip is None else Clipped(self.problem, clip),
             rule,
             codec or Dense(),
             theta=theta,
@@ -96,6 +120,12 @@ class Simulation:
     def step(self) -> Round:
         """Run one round."""
         server = self.server
+        if self.streak.max() >= self.patience:
+            worst = int(self.streak.argmax())
+            raise Faulty(
+                f"worker {worst} had no finite gradient in {self.streak[worst]} rounds in a row, the last of them "
+                f"round {server.k - 1}: look at its data, take a smaller eta, or set clip"
+            )
         opened = server.open()
         tau = server.tau
         reply = self.workers.respond(opened)
@@ -111,18 +141,35 @@ class Simulation:
         ledger.control_bits += self._flags + reply.uploads * self._estimate_bits
         ledger.gradients += reply.gradients
         left = opened.left if reply.left is None else reply.left
-        return Round(opened.k, reply.uploaded, opened.threshold, left, tau)
+        if reply.broken is not None:
+            self.streak = np.where(reply.broken, self.streak + 1, 0)
+        elif self.streak.any():
+            self.streak = np.zeros_like(self.streak)
+        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, reply.broken)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that a run needs to go on: nested dicts of arrays and JSON values."""
-        return {
+    def forgive(self) -> None:
+        """Forget how often gradients were not finite, so that a stopped run may be tried again."""
+        self.streak = np.zeros_like(self.streak)
+
+    def state(self, *, live: bool = False) -> dict[str, Any]:
+        """Return all that a run needs to go on: nested dicts of arrays and JSON values.
+
+        `live` copies nothing: what is returned is only good until the next round.
+        """
+        state = {
             "server": self.server.state(),
             "workers": self.workers.state(),
+            "problem": self.problem.state(),
             "ledger": list(self.ledger.row()),
+            "streak": self.streak,
         }
+        found: dict[str, Any] = state if live else copies(state)
+        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.server.restore(state["server"])
         self.workers.restore(state["workers"])
+        self.problem.restore(state["problem"])
+        self.streak = state["streak"].copy()
         self.ledger = Ledger(*state["ledger"])

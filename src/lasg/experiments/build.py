@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
 from lasg.core.algorithms import algorithm
-from lasg.core.arrays import FloatArray
+from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
+from lasg.data import weights
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
-from lasg.engines.simulation import Simulation
+from lasg.engines.simulation import PATIENCE, Simulation
 from lasg.errors import LasgError
 from lasg.experiments.spec import Spec
 from lasg.problems.regression import Regression
+
+if TYPE_CHECKING:
+    from lasg.problems.module import ModuleProblem  # imports torch, which regressions do without
+
+Problem: TypeAlias = Union[Regression, "ModuleProblem"]
 
 UNFIT = {
     "LBFGS": "it wants to evaluate the loss itself",
@@ -37,36 +45,39 @@ def dataset(name: str, data_dir: Path | None) -> Dataset:
     return load(name, data_dir=data_dir)
 
 
-def problem(spec: Spec, data_dir: Path | None = None) -> Regression:
+def identity(spec: Spec, data_dir: Path | None = None) -> str:
+    """Return the checksum of what a run starts from besides its spec: the data, and a network's weights."""
+    data, start = dataset(spec.data, data_dir).sha256, _start(spec, data_dir)
+    return data if start is None else hashlib.sha256(f"{data} {start}".encode()).hexdigest()
+
+
+def _start(spec: Spec, data_dir: Path | None) -> str | None:
+    """Return the checksum of the weights that a run starts from, if it does."""
+    return None if spec.weights is None else weights.sha256(weights.obtain(spec.weights, data_dir))
+
+
+def problem(spec: Spec, data_dir: Path | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
-    return _problem(
-        spec.data,
-        data_dir,
-        spec.workers,
-        spec.partition,
-        (spec.alpha, spec.classes, spec.sizes, spec.cut),
-        spec.batch,
-        spec.lam,
-        spec.seed,
-        spec.dtype,
-    )
+    return _problem(tuple(getattr(spec, name) for name in _PROBLEM), data_dir, _start(spec, data_dir))
+
+
+_PROBLEM = (
+    *("data", "workers", "partition", "alpha", "classes", "sizes", "cut", "batch", "lam", "seed", "dtype"),
+    *("model", "weights", "batch_norm", "augment", "autocast", "device"),
+)
+"""What decides a problem."""
 
 
 @functools.lru_cache(maxsize=1)
-def _problem(
-    data: str,
-    data_dir: Path | None,
-    workers: int,
-    partition: str,
-    options: tuple[Any, ...],
-    batch: float,
-    lam: float,
-    seed: int,
-    dtype: str,
-) -> Regression:
-    loaded = dataset(data, data_dir)
-    alpha, classes, sizes, cut = options
-    shards = split(partition, loaded.labels, workers, seed, alpha=alpha, classes=classes, sizes=sizes, cut=cut)
+def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) -> Problem:  # noqa: ARG001
+    of = SimpleNamespace(**dict(zip(_PROBLEM, values, strict=True)))
+    loaded = dataset(of.data, data_dir)
+    options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
+    shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
+    if of.model is not None:
+        return _network(of, loaded, shards, data_dir)
+    if loaded.features.dtype == np.uint8:
+        raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18 or cnn")
     test = None
     if loaded.test_features is not None and loaded.test_labels is not None:
         test = (loaded.test_features, loaded.test_labels)
@@ -75,20 +86,59 @@ def _problem(
         loaded.labels,
         shards,
         classes=loaded.classes,
-        batch=batch,
-        seed=seed,
-        lam=lam,
-        dtype=dtype,
+        batch=of.batch,
+        seed=of.seed,
+        lam=of.lam,
+        dtype=of.dtype,
         test=test,
     )
 
 
+def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None) -> ModuleProblem:
+    from torch.nn.functional import cross_entropy
+
+    from lasg.problems import images, models
+    from lasg.problems.module import ModuleProblem
+
+    module = models.model(of.model, loaded.shape, loaded.classes, of.seed)
+    if of.weights is not None:
+        path = weights.obtain(of.weights, data_dir)
+        try:
+            models.load_weights(module, models.read_weights(path), models.MODELS[of.model].head)
+        except LasgError as error:
+            raise LasgError(f"{path}: {error}") from None
+    bytes_, colour = loaded.features.dtype == np.uint8, loaded.shape[0] == 3
+    mean, std = (images.IMAGENET_MEAN, images.IMAGENET_STD) if bytes_ and colour else ((), ())
+    if of.augment and len(loaded.shape) != 3:
+        raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
+    transform = images.Images(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour)
+    shape = loaded.shape
+    test = None
+    if loaded.test_features is not None and loaded.test_labels is not None:
+        test = (loaded.test_features.reshape(-1, *shape), loaded.test_labels)
+    return ModuleProblem(
+        module,
+        cross_entropy,
+        (loaded.features.reshape(-1, *shape), loaded.labels),
+        shards,
+        batch=of.batch,
+        seed=of.seed,
+        lam=of.lam,
+        test=test,
+        transform=transform,
+        batch_norm=of.batch_norm or "local",
+        device=of.device or "cpu",
+        dtype=of.dtype,
+        autocast=of.autocast,
+    )
+
+
 @functools.lru_cache(maxsize=1)
-def _smoothness(of: Regression, reading: str) -> FloatArray:
+def _smoothness(of: Problem, reading: str) -> FloatArray:
     return of.smoothness(reading)  # type: ignore[arg-type]
 
 
-def optimizer(spec: Spec, theta: FloatArray) -> Optimizer:
+def optimizer(spec: Spec, theta: Array) -> Optimizer:
     """Return the server optimizer of a spec: plain SGD in closed form, anything else from torch.optim."""
     if spec.optimizer == "sgd" and spec.schedule in {"constant", "decreasing"}:
         if spec.optimizer_options:
@@ -108,7 +158,7 @@ def _schedule(spec: Spec) -> Schedule:
     return Decreasing(**spec.schedule_options)
 
 
-def _torch_optimizer(spec: Spec, theta: FloatArray) -> TorchOptimizer:
+def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
     import torch
 
     name = "SGD" if spec.optimizer == "sgd" else spec.optimizer
@@ -156,13 +206,13 @@ def _class_of(module: Any, name: str, base: type, what: str) -> Any:
 
 
 def simulation(
-    spec: Spec, of: Regression | None = None, *, rule: Rule | None = None, codec: Codec | None = None
+    spec: Spec, of: Problem | None = None, *, rule: Rule | None = None, codec: Codec | None = None
 ) -> Simulation:
-    """Return the simulation of a spec at round 0, theta = 0; a rule or codec of your own replaces the algorithm's."""
+    """Return the simulation of a spec at round 0; a rule or codec of your own replaces the algorithm's."""
     of = problem(spec) if of is None else of
     chosen = algorithm(spec.algorithm)
     rule = rule or chosen.rule
-    theta = np.zeros(of.p, of.dtype)
+    theta = of.start()
     needs_smoothness = rule.where == "server" and rule.estimate is None
     return Simulation(
         of,
@@ -173,4 +223,6 @@ def simulation(
         local_steps=chosen.local_steps(spec.H),
         seed=spec.seed,
         smoothness=_smoothness(of, spec.smoothness) if needs_smoothness else None,
+        clip=spec.clip,
+        patience=spec.patience or PATIENCE,
     )

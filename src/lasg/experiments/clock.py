@@ -53,8 +53,8 @@ def _from_file(path: Path) -> Network:
 def _changed(name: str, values: dict[str, Any]) -> Network:
     values = {**values, "name": name}
     for key in values:
-        if key not in {*NUMBERS, "name"}:
-            raise LasgError(f"network {name}: unknown key {key!r}. Valid keys: {', '.join(NUMBERS)}")
+        if key not in {*NUMBERS, "name", "shared"}:
+            raise LasgError(f"network {name}: unknown key {key!r}. Valid keys: {', '.join(NUMBERS)}, shared")
     missing = [key for key in NUMBERS if key not in values]
     if missing:
         raise LasgError(f"network {name}: {missing[0]} is missing. It needs {', '.join(NUMBERS)}")

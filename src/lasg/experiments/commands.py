@@ -17,9 +17,11 @@ _OWN = ("task", "algorithm", "seed", "partition", "until")
 
 def command(spec: Spec) -> str | None:
     """Return the `lasg run` line that gives exactly this run; None where the task is not a known one."""
-    setting = next((name for name, partition in SETTINGS.items() if partition == spec.partition), None)
     try:
-        base = task(spec.task).spec(spec.algorithm, setting=setting or "heterogeneous", seed=spec.seed)
+        bases = {name: task(spec.task).spec(spec.algorithm, setting=name, seed=spec.seed) for name in SETTINGS}
+        setting = next((name for name, base in bases.items() if base.partition == spec.partition), None)
+        # Another partition has other options than the task's: they are dropped with it.
+        base = bases[setting] if setting else bases["homogeneous"]
     except LasgError:
         return None
     words = ["lasg", "run", spec.task, "-a", spec.algorithm, "--seed", str(spec.seed)]

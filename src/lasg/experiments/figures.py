@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lasg.core.algorithms import ALGORITHMS
+from lasg.core.network import Network
 from lasg.errors import LasgError, did_you_mean
-from lasg.experiments import paper
+from lasg.experiments import clock, paper
 from lasg.experiments.spec import Spec, folder_name
 from lasg.experiments.tasks import SETTINGS, TASKS, task
 
@@ -46,6 +47,8 @@ class Figure:
     """Which drawing: see `lasg.report.plots`."""
     title: str
     specs: tuple[Spec, ...]
+    network: Network | None = None
+    """The links whose seconds it shows."""
 
 
 def curves(name: str, setting: str, choice: Choice) -> Figure:
@@ -54,6 +57,40 @@ def curves(name: str, setting: str, choice: Choice) -> Figure:
     # A LIBSVM file's name becomes part of the picture's, its folders do not.
     file = f"{folder_name(Path(name.removeprefix('libsvm:')).name)}-{setting}"
     return Figure(name=file, kind="curves", title=f"{name}, {setting}", specs=tuple(found))
+
+
+def training(name: str, setting: str, choice: Choice) -> Figure:
+    """Loss and test accuracy of a network against iterations, uploads and bits (fig:NNmnist, _u, _test)."""
+    row = [cell.algorithm for cell in paper.cells(1, [name])]
+    specs = [paper.network_spec(name, algorithm, setting, seed) for seed in choice.each(1) for algorithm in row]
+    return Figure(name=f"{name}-{setting}", kind="training", title=f"{name}, {setting}", specs=tuple(specs))
+
+
+TIMED = ("sgd", "lasg-wk1", "lasg-wk2")
+"""The series of the figures against total time, besides local SGD."""
+PERIODS = (2, 4, 6)
+"""Local SGD's H in these figures."""
+LINK = clock.network("wireless:gradient=0.2")
+"""Under which links total time is shown: a gradient of ResNet-18 on 8 images takes one core here about 0.2 s."""
+
+
+def timed(name: str, setting: str, choice: Choice) -> Figure:
+    """Loss and test accuracy against total time (fig:imagenet_train, fig:imagenet_test)."""
+    base = task(name).spec("sgd", setting=setting)
+    every = base.evaluate if isinstance(base.evaluate, int) else 1
+    specs = []
+    for seed in choice.each(1):
+        specs += [base.but(algorithm=algorithm, seed=seed) for algorithm in TIMED]
+        # Evaluated after as many iterations as the others, which is after fewer rounds.
+        specs += [base.but(algorithm="local-sgd", seed=seed, H=H, evaluate=max(1, every // H)) for H in PERIODS]
+    title = f"{name}, {setting}: total time on a shared channel of 20 Mbit/s, 0.2 s a gradient"
+    return Figure(name=f"{name}-{setting}", kind="timed", title=title, specs=tuple(specs), network=LINK)
+
+
+def by_task(name: str, setting: str, choice: Choice) -> Figure:
+    """Return the figure of a task."""
+    kind = training if name in paper.NETWORKS else timed if name == "tiny-imagenet" else curves
+    return kind(name, setting, choice)
 
 
 def curve_spec(name: str, setting: str, algorithm: str, seed: int) -> Spec:
@@ -154,9 +191,11 @@ PAPER_TASKS = tuple(ITERATIONS)
 
 def listed() -> dict[str, str]:
     """Return every name that `figures` knows, with what it shows."""
-    shown = "loss against iterations, uploads and upload bits"
-    by_task = {f"{name}-{setting}": shown for name in TASKS for setting in SETTINGS}
-    return {**by_task, **{name: plain.summary for name, plain in PLAIN.items()}}
+    shown = dict.fromkeys(TASKS, "loss against iterations, uploads and upload bits")
+    shown |= dict.fromkeys(paper.NETWORKS, "loss and test accuracy against iterations, uploads and bits (hours)")
+    shown["tiny-imagenet"] = "loss and test accuracy against simulated total time (hours)"
+    of_tasks = {f"{name}-{setting}": shown[name] for name in TASKS for setting in SETTINGS}
+    return {**of_tasks, **{name: plain.summary for name, plain in PLAIN.items()}}
 
 
 def figures(name: str, choice: Choice) -> list[Figure]:
@@ -165,18 +204,18 @@ def figures(name: str, choice: Choice) -> list[Figure]:
         raise LasgError(f"unknown setting {choice.setting!r}: {' or '.join(SETTINGS)}")
     if name == "all":
         _takes(name, choice, "seeds")
-        by_task = [figure for each in PAPER_TASKS for figure in figures(each, choice)]
-        return [*by_task, *(figure for plain in PLAIN.values() for figure in plain.build(choice))]
+        of_tasks = [figure for each in PAPER_TASKS for figure in figures(each, choice)]
+        return [*of_tasks, *(figure for plain in PLAIN.values() for figure in plain.build(choice))]
     if name in PLAIN:
         _takes(name, choice, *PLAIN[name].takes)
         return PLAIN[name].build(choice)
     for setting in SETTINGS:
         if name.removesuffix(f"-{setting}") in TASKS and name.endswith(setting):
             _takes(name, choice, "seeds")
-            return [curves(name.removesuffix(f"-{setting}"), setting, choice)]
+            return [by_task(name.removesuffix(f"-{setting}"), setting, choice)]
     if name in TASKS or name.startswith("libsvm:"):
         _takes(name, choice, "seeds", "setting")
-        return [curves(name, setting, choice) for setting in SETTINGS if choice.setting in {None, setting}]
+        return [by_task(name, setting, choice) for setting in SETTINGS if choice.setting in {None, setting}]
     known = [*PLAIN, *TASKS, *listed()]
     raise LasgError(
         f"unknown figure {name!r}.{did_you_mean(name, known)} Known: {', '.join([*PLAIN, *TASKS])}, a task with "

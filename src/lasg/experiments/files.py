@@ -65,6 +65,24 @@ def check_writable(path: Path) -> None:
             pass
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to, and move it to `path` when it is whole: a kill leaves the old file or the new one."""
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        try:
+            yield Path(name)
+            os.fsync(handle)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader, or a kill at any moment, sees the old file or the new one.
 
@@ -74,15 +92,5 @@ def write_atomically(path: Path, content: bytes) -> None:
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    with replacing(path) as part:
+        part.write_bytes(content)

@@ -8,23 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from lasg.core.ledger import COUNTS, Ledger
 from lasg.engines.simulation import Simulation
-from lasg.errors import Diverged, LasgError
+from lasg.errors import Diverged, Faulty, LasgError
 from lasg.experiments import build, store
 from lasg.experiments.files import locked, sweep
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status, of_stored
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
-from lasg.problems.regression import Regression
 
 CHECKPOINT_SECONDS = 10.0
+CHECKPOINT_SHARE = 0.05
+"""Of the time of a run that checkpoints may take: those of a large model come less often."""
 REPORT_SECONDS = 0.2
+LONG_SECONDS = 0.5
+"""An evaluation that takes longer is announced."""
 ALMOST = 0.999
 """The share of a run that has not ended yet, at most."""
 
@@ -34,21 +38,27 @@ class Job:
     """A run under way: the simulation, its trace, and when the next evaluation is."""
 
     spec: Spec
-    problem: Regression
     simulation: Simulation
     trace: Trace
     next_evaluation: int = 0
     seconds: float = 0.0
+    evaluation_seconds: float = 0.0
     message: str = ""
     _report_due: float = field(default=0.0, repr=False)
     _reported: int = field(default=0, repr=False)
+    _broken: int = field(default=0, repr=False)
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
     def of(cls, spec: Spec, data_dir: Path | None) -> Job:
         """Prepare the run of a spec."""
         problem = build.problem(spec, data_dir)
-        return cls(spec, problem, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
+        return cls(spec, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
+
+    @property
+    def problem(self) -> build.Problem:
+        """What is minimised, with what of it belongs to this run alone."""
+        return cast("build.Problem", self.simulation.problem)
 
     @property
     def loss(self) -> float:
@@ -58,60 +68,112 @@ class Job:
     def share(self) -> float:
         """How much of the budget that is furthest spent is spent: 1 or more ends the run."""
         ledger, spec = self.simulation.ledger, self.spec
-        spent = {"uploads": ledger.uploads, "bits": ledger.bits_up, "gradients": ledger.gradients}
+        spent = self._spent(ledger)
         shares = [spent[kind] / budget for kind, budget in spec.until.items() if kind in spent]
         if "loss" in spec.until and self.loss <= spec.until["loss"]:
             shares.append(1.0)
         return max([ledger.iterations / spec.iterations, *shares])
 
+    @staticmethod
+    def _spent(ledger: Ledger) -> dict[str, int]:
+        return {"uploads": ledger.uploads, "bits": ledger.bits_up, "gradients": ledger.gradients}
+
+    def _evaluation_due(self) -> bool:
+        """Whether the schedule says so, or a mark was passed since the last evaluation."""
+        ledger = self.simulation.ledger
+        if ledger.rounds >= self.next_evaluation:
+            return True
+        if not self.spec.marks:
+            return False
+        before = self._spent(Ledger(*map(int, self.trace.evaluations[-1][: len(COUNTS)])))
+        now = self._spent(ledger)
+        return any(before[kind] < mark <= now[kind] for kind, mark in self.spec.marks.items())
+
     def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Run to the end; return how it ended: done or diverged."""
-        started, saved = time.monotonic() - self.seconds, time.monotonic()
+        saved, pause = time.monotonic(), CHECKPOINT_SECONDS
         try:
             if not self.trace.evaluations:
-                self.evaluate()
+                self.evaluate(report)
             while self.share() < 1:
+                began = time.monotonic()
                 self.trace.closed(self.simulation.step())
                 now = time.monotonic()
-                self.seconds = now - started
-                if self.simulation.ledger.rounds >= self.next_evaluation:
-                    self.evaluate()
+                self.seconds += now - began
+                if self._evaluation_due():
+                    self.evaluate(report)
                 if report is not None and now >= self._report_due:
                     self._report_due = now + REPORT_SECONDS
                     report(self.status(min(ALMOST, self.share())))
-                if checkpoint is not None and now - saved > CHECKPOINT_SECONDS:
+                if checkpoint is not None and now - saved > pause:
+                    began = time.monotonic()
                     checkpoint()
                     saved = time.monotonic()
+                    took = saved - began
+                    pause = CHECKPOINT_SECONDS if took < 0.1 else max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
             if self.trace.evaluations[-1][0] != self.simulation.ledger.rounds:
-                self.evaluate()
+                self.evaluate(report)
         except Diverged as error:
             self.message = str(error)
             return "diverged"
+        except Faulty as error:
+            return self._gave_up(error, checkpoint)
         return "done"
 
-    def status(self, share: float) -> Status:
+    def _gave_up(self, error: Faulty, checkpoint: Callable[[], None] | None) -> str:
+        """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be mended."""
+        everybody = bool((self.simulation.streak >= self.simulation.patience).all())
+        if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.loss()):
+            self.message = str(error)
+            return "diverged"
+        self.simulation.forgive()  # after a resume it has as much patience again
+        if checkpoint is not None:
+            checkpoint()
+        raise error
+
+    def status(self, share: float, *, evaluating: bool = False) -> Status:
         """Return how far the run is, with the evaluations that were not reported yet."""
         rows = tuple(self.trace.evaluations[self._reported :])
         self._reported += len(rows)
-        return Status(self.spec, share, replace(self.simulation.ledger), self.loss, self.seconds, rows, self._began)
+        broken = tuple(self.trace.broken[self._broken :])
+        self._broken += len(broken)
+        return Status(
+            self.spec,
+            share,
+            replace(self.simulation.ledger),
+            self.loss,
+            self.seconds,
+            rows,
+            self._began,
+            evaluation_seconds=self.evaluation_seconds,
+            evaluating=evaluating,
+            broken=broken,
+        )
 
-    def evaluate(self) -> None:
-        """Measure loss and accuracy now, and plan the next time."""
+    def evaluate(self, report: Report | None = None) -> None:
+        """Measure loss and accuracy now, and plan the next time; its time is counted apart."""
+        # Of a network the first evaluation may be long already.
+        done = len(self.trace.evaluations)
+        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.model):
+            report(self.status(min(ALMOST, self.share()), evaluating=True))
+        began = time.monotonic()
         theta, rounds = self.simulation.theta, self.simulation.ledger.rounds
         loss = self.problem.loss(theta)
         if not math.isfinite(loss):
             raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")
         self.trace.evaluated(self.simulation.ledger, loss, self.problem.accuracy(theta))
+        self.evaluation_seconds += time.monotonic() - began
         every = self.spec.evaluate
         self.next_evaluation = rounds + every if isinstance(every, int) else max(rounds + 1, math.ceil(1.1 * rounds))
 
     def state(self) -> dict[str, Any]:
         """Return all that the run needs to go on."""
         return {
-            "simulation": self.simulation.state(),
+            "simulation": self.simulation.state(live=True),
             "trace": self.trace.arrays(),
             "next_evaluation": self.next_evaluation,
             "seconds": self.seconds,
+            "evaluation_seconds": self.evaluation_seconds,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -119,22 +181,37 @@ class Job:
         self.simulation.restore(state["simulation"])
         self.trace.restore(state["trace"])
         self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
+        self.evaluation_seconds = state["evaluation_seconds"]
+        self._broken = len(self.trace.broken)
         self._began = min(1.0, self.share())
 
 
 @contextmanager
-def _steadily() -> Iterator[None]:
-    """One BLAS thread, so that a run's bits do not depend on the cores; divergence is told by us, not by warnings."""
+def _steadily(spec: Spec) -> Iterator[None]:
+    """One thread, or as many as the spec says: a run's bits do not depend on the cores that are there.
+
+    Divergence is told by us, not by warnings.
+    """
     with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
-        yield
+        if spec.model is None:
+            yield
+            return
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(spec.threads or 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
     """Run a spec from the start and store it in `folder`."""
-    with _steadily():
+    with _steadily(spec):
         job = Job.of(spec, data_dir)
         with locked(folder):
-            meta = store.begin(folder, spec, build.dataset(spec.data, data_dir).sha256)
+            meta = store.begin(folder, spec, build.identity(spec, data_dir))
             try:
                 return _finish(job, folder, meta, report)
             except LasgError:
@@ -152,11 +229,11 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
         if report is not None:
             report(of_stored(mended))
         return mended
-    with _steadily():
+    with _steadily(stored.spec):
         job = Job.of(stored.spec, data_dir)
-        found = build.dataset(stored.spec.data, data_dir).sha256
+        found = build.identity(stored.spec, data_dir)
         if found != stored.meta["data_sha256"]:
-            raise LasgError(f"{folder} was begun on other data than {stored.spec.data} is now: start it anew")
+            raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with locked(folder):
             state = store.read_checkpoint(folder)
             if state is not None:
@@ -185,12 +262,16 @@ def _mended(stored: Run) -> Run:
 def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
     """Advance a job to its end and store it. The status is written last: a kill before it is a run to resume."""
     ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
-    state = job.state()
-    store.write_checkpoint(folder, state)
+    state = {name: value for name, value in job.state().items() if name != "simulation"}
+    store.write_model(folder, job.problem.export(job.simulation.theta))
+    store.write_checkpoint(folder, state)  # the vectors of a run that ended are of no more use
     store.write_trace(folder, state["trace"])
-    meta = {**meta, "status": ended, "seconds": round(job.seconds, 3), "versions": store.versions()}
+    meta = {**meta, "status": ended, "versions": store.versions()}
+    meta |= {"seconds": round(job.seconds, 3), "evaluation_seconds": round(job.evaluation_seconds, 3)}
     if job.message:
         meta["message"] = job.message
+    if job.trace.broken:
+        meta["broken_gradients"] = len(job.trace.broken)
     store.write_meta(folder, meta)
     sweep(folder)
     if report is not None:
@@ -216,7 +297,7 @@ def run_or_read(
     if not fresh and (folder / store.META).is_file():
         stored = store.read(folder)
         same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
-        same_data = stored.meta["data_sha256"] == build.dataset(spec.data, data_dir).sha256
+        same_data = stored.meta["data_sha256"] == build.identity(spec, data_dir)
         if stored.spec == spec and same_code and same_data:
             if stored.status == "running":
                 return resume(folder, data_dir=data_dir, report=report)

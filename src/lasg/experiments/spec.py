@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tomli_w
 
 from lasg.core.algorithms import algorithm
+from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
@@ -23,6 +24,10 @@ from lasg.errors import LasgError, did_you_mean
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
+
+
+NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
+"""Settings that only a network has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +82,32 @@ class Spec:
     smoothness: Literal["paper", "tight"] = "paper"
     """The bound on L_m that lasg-ps uses."""
     dtype: Literal["float32", "float64"] = "float32"
+    model: str | None = None
+    """A network: cnn or resnet18; absent: logistic or softmax regression."""
+    weights: str | None = None
+    """A network's start: a weight file's name or path; absent: drawn from the seed."""
+    batch_norm: Literal["local", "frozen"] | None = None
+    """Whose statistics BatchNorm keeps while training: every worker its own (local, the default), or the start's."""
+    augment: bool | None = None
+    """Whether training images are flipped and shifted at random; absent: not."""
+    clip: float | None = None
+    """The largest norm of a local gradient, before the rule; absent: any."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """Mixed precision: what a network computes in; absent: in dtype."""
+    device: str | None = None
+    """Where a network is trained: cpu (the default), cuda, mps."""
+    threads: int | None = None
+    """How many threads a network's operations take; absent: 1. It may change a run's last digits."""
+    patience: int | None = None
+    """How many rounds in a row a worker's gradient may be NaN or infinite before the run stops; absent: 10."""
     iterations: int = 2000
     """The run ends after so many iterations at the latest."""
     until: Mapping[str, float] = field(default_factory=dict)
     """Further ends: uploads, bits, gradients, loss."""
     evaluate: int | Literal["geometric"] = "geometric"
     """Rounds between two evaluations of the loss; geometric: each 10 % later than the one before."""
+    marks: Mapping[str, float] | None = None
+    """Further moments of evaluation: when so many uploads, bits or gradients are spent."""
     watch: tuple[int, ...] | None = None
     """Workers whose tau and sides of the rule are kept for every round; absent: the first three."""
 
@@ -102,14 +127,36 @@ class Spec:
             raise LasgError(f"lam must be >= 0 and finite, got {self.lam!r}")
         if isinstance(self.evaluate, int) and self.evaluate < 1:
             raise LasgError(f"evaluate must be a number of rounds >= 1 or 'geometric', got {self.evaluate!r}")
-        for kind, value in self.until.items():
-            check_budget(kind, value)
-        object.__setattr__(self, "until", {kind: _budget(kind, value) for kind, value in self.until.items()})
-        if "iterations" in self.until:
-            raise LasgError("iterations is a key of its own, not one of until")
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
+        self._check_budgets()
+        self._check_network()
+
+    def _check_budgets(self) -> None:
+        if not self.marks:
+            object.__setattr__(self, "marks", None)  # none is none, however it was written
+        for name in ("until", "marks"):
+            budgets = getattr(self, name)
+            for kind, value in (budgets or {}).items():
+                check_budget(kind, value)
+            if budgets is not None:
+                object.__setattr__(self, name, {kind: _budget(kind, value) for kind, value in budgets.items()})
+        wrong = [kind for kind in self.marks or {} if kind in {"loss", "iterations"}]
+        if wrong:
+            raise LasgError(f"marks are uploads, bits or gradients, got {wrong[0]}")
+        if "iterations" in self.until:
+            raise LasgError("iterations is a key of its own, not one of until")
+
+    def _check_network(self) -> None:
+        if self.clip is not None:
+            check_norm(self.clip)
+        for name in ("threads", "patience"):
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
+                raise LasgError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
+        only = [name for name in NETWORK_ONLY if self.model is None and getattr(self, name) is not None]
+        if only:
+            raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
 
     def but(self, **changes: Any) -> Spec:
         """Return a copy with some fields changed, checked as on construction."""
@@ -245,7 +292,7 @@ def _typed(key: str, hint: Any, value: Any) -> Any:
             return _plain(value)
         if option is float and (_is_int(value) or isinstance(value, float)):
             return float(value)
-        if option is int and _is_int(value):
+        if (option is int and _is_int(value)) or (option is bool and isinstance(value, bool)):
             return value
         if (option is str and isinstance(value, str)) or (option is type(None) and value is None):
             return value
@@ -271,7 +318,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 def _describe(option: Any) -> str:
     if get_origin(option) is Literal:
         return " or ".join(repr(value) for value in get_args(option))
-    names = {int: "an integer", float: "a number", str: "a string"}
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     if option in names:
         return names[option]
     return "a list of integers" if get_origin(option) is tuple else "a table"

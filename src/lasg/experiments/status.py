@@ -21,13 +21,19 @@ class Status:
     ledger: Ledger
     loss: float
     seconds: float
-    """How long it ran so far, without the time between a stop and a resume."""
+    """How long it trained so far, without evaluations and the time between a stop and a resume."""
     evaluations: tuple[tuple[float, ...], ...]
     """The evaluations since the last report, as rows of `trace.EVALUATED`: all reports of a run have them all."""
     began: float = 0.0
     """The share that was done when this process took the run up: after a stop, more than 0."""
     stored: bool = False
     """Whether the run was read from disk, and nothing had to run."""
+    evaluation_seconds: float = 0.0
+    """How long loss and accuracy were measured so far."""
+    evaluating: bool = False
+    """Whether that is being done now."""
+    broken: tuple[tuple[int, int], ...] = ()
+    """(round, worker) of gradients that were NaN or infinite, since the last report."""
 
     @property
     def saved(self) -> float:

@@ -13,6 +13,7 @@ import platform
 import sys
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 import lasg
+from lasg.core.arrays import host
 from lasg.errors import LasgError
 from lasg.experiments import spec as specs
-from lasg.experiments.files import LOCK, sweep, told, write_atomically
+from lasg.experiments.files import LOCK, replacing, sweep, told, write_atomically
 from lasg.experiments.spec import Spec
 from lasg.experiments.trace import Arrays, check, unpack_uploads
 
@@ -31,6 +33,8 @@ FORMAT = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError)
 """What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
+MODEL = "model.safetensors"
+"""The trained model by the names of its parameters: what a module of the same kind loads."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
         "versions": versions(),
     }
     with told(folder):
-        for leftover in (META, TRACE, CHECKPOINT):
+        for leftover in (META, TRACE, CHECKPOINT, MODEL):
             (folder / leftover).unlink(missing_ok=True)
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
@@ -114,7 +118,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
 
 def discard(folder: Path) -> None:
     """Remove a run that was begun and cannot be finished."""
-    for name in (SPEC, META, TRACE, CHECKPOINT):
+    for name in (SPEC, META, TRACE, CHECKPOINT, MODEL):
         (folder / name).unlink(missing_ok=True)
     sweep(folder)
     with contextlib.suppress(OSError):  # something else lies there, or the lock that is about to go
@@ -148,11 +152,21 @@ def versions() -> dict[str, str]:
 
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write nested state atomically."""
-    from safetensors.numpy import save
-
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = _plant(state, "", arrays)
-    write_atomically(folder / CHECKPOINT, save(arrays, metadata={"tree": json.dumps(tree)}))
+    _save(folder / CHECKPOINT, arrays, {"tree": json.dumps(tree)})
+
+
+def write_model(folder: Path, model: Mapping[str, Any]) -> None:
+    """Write a trained model by name."""
+    _save(folder / MODEL, {name: np.ascontiguousarray(host(value)) for name, value in model.items()}, {})
+
+
+def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> None:
+    from safetensors.numpy import save_file
+
+    with replacing(path) as part:
+        save_file(arrays, part, metadata)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class Task:
     name: str
     summary: str
     defaults: Mapping[str, Any]
+    heterogeneous: Mapping[str, Any] = field(default_factory=lambda: {"partition": SETTINGS["heterogeneous"]})
+    """How the samples are dealt in the heterogeneous setting."""
 
     def spec(self, algorithm: str, *, setting: str = "heterogeneous", seed: int = 0, **changes: Any) -> Spec:
         """Return the spec of one run; `changes` replace the task's defaults."""
@@ -30,8 +32,11 @@ class Task:
         """As `spec`, with changes from outside, whose keys may be anything."""
         if setting not in SETTINGS:
             raise LasgError(f"unknown setting {setting!r}: homogeneous or heterogeneous")
-        values = {"task": self.name, "algorithm": algorithm, "seed": seed, "partition": SETTINGS[setting]}
-        return from_dict({**values, **self.defaults, **changes})
+        values = {"task": self.name, "algorithm": algorithm, "seed": seed, "partition": SETTINGS["homogeneous"]}
+        dealt = self.heterogeneous if setting == "heterogeneous" else {}
+        if changes.get("partition", dealt.get("partition")) != dealt.get("partition"):
+            dealt = {}  # another partition has other options
+        return from_dict({**values, **dealt, **self.defaults, **changes})
 
 
 _ROWS = (
@@ -76,6 +81,41 @@ _ROWS = (
         "covtype-lr",
         "logistic regression on covtype, class 2 against the rest (paper)",
         {"data": "covtype", "workers": 20, "batch": 0.001, "eta": 0.1, "H": 20, "iterations": 20_000},
+    ),
+    Task(
+        "mnist-nn",
+        "the paper's CNN on MNIST, 10 classes, 431,080 parameters (paper)",
+        {
+            "data": "mnist",
+            "model": "cnn",
+            "batch": 0.002,
+            "lam": 0.0,
+            "eta": 0.05,
+            "D": 50,
+            "H": 4,
+            "bits": 8,
+            "iterations": 1000,
+            "evaluate": 50,
+        },
+        {"partition": "sizes", "sizes": [2000, 3000, 4000, 5000, 6000, 6000, 7000, 8000, 9000, 10000]},
+    ),
+    Task(
+        "tiny-imagenet",
+        "ResNet-18 fine-tuned on 10 classes of tiny-imagenet, pretrained on 10 others (paper, smaller)",
+        {
+            "data": "tiny-imagenet-10b",
+            "model": "resnet18",
+            "weights": "resnet18-tiny-imagenet-10a",
+            "augment": True,
+            "batch": 0.016,
+            "lam": 0.0,
+            "eta": 0.02,
+            "D": 50,
+            "H": 4,
+            "bits": 8,
+            "iterations": 96,
+            "evaluate": 24,
+        },
     ),
 )
 

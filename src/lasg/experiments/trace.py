@@ -29,6 +29,8 @@ class Trace:
         self._masks: list[npt.NDArray[np.bool_]] = []
         self._watched: list[tuple[float, npt.NDArray[Any], npt.NDArray[Any] | None]] = []
         self._stored: Arrays = {}
+        self.broken: list[tuple[int, int]] = []
+        """(round, worker) of every gradient that was NaN or infinite."""
 
     def evaluated(self, ledger: Ledger, loss: float, accuracy: float | None) -> None:
         """Add an evaluation."""
@@ -39,6 +41,8 @@ class Trace:
         self._masks.append(finished.uploaded)
         left = None if finished.left is None else finished.left[self.watch]
         self._watched.append((finished.threshold, finished.tau[self.watch], left))
+        if finished.broken is not None:
+            self.broken += [(finished.k, m) for m in np.flatnonzero(finished.broken).tolist()]
 
     def arrays(self) -> Arrays:
         """Return the trace as named arrays: see docs/store.md."""
@@ -46,6 +50,8 @@ class Trace:
         table = np.array(self.evaluations, np.float64).reshape(-1, len(EVALUATED))
         columns: Arrays = {name: table[:, i].astype(np.int64) for i, name in enumerate(COUNTS)}
         columns |= {"loss": table[:, -2], "accuracy": table[:, -1]}
+        if self.broken:
+            columns["broken"] = np.array(self.broken, np.int64)
         return columns | self._stored
 
     def _settle(self) -> None:
@@ -70,6 +76,7 @@ class Trace:
         columns = [arrays[name].tolist() for name in EVALUATED]
         self.evaluations = list(zip(*columns, strict=True))
         self._stored = {name: arrays[name] for name in ROUNDS}
+        self.broken = [(k, m) for k, m in arrays["broken"].tolist()] if "broken" in arrays else []
         self._masks, self._watched = [], []
 
 

@@ -73,6 +73,27 @@ class Regression:
         self._few = self._tiles.scale.size <= FEW
         self._buffer = np.empty((self._tiles.scale.size, features.shape[1]), self.dtype)
 
+    # -- what a simulation begins with -------------------------------------------------------------------
+
+    def start(self) -> FloatArray:
+        """Return theta^0 = 0."""
+        return np.zeros(self.p, self.dtype)
+
+    def fresh(self) -> Regression:
+        """Return the problem for one run: itself, since nothing in it changes."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+
+    def export(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """Return the model by name: `(features, outputs)`, one output for two classes."""
+        return {"theta": theta.reshape(-1, self.outputs)}
+
     # -- gradients ---------------------------------------------------------------------------------------
 
     def gradients(self, iteration: int, points: Sequence[FloatArray], rows: IntArray | None) -> list[FloatArray]:

@@ -76,12 +76,12 @@ def save(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def draw(kind: str, runs: Sequence[Run], title: str) -> Figure:
+def draw(kind: str, runs: Sequence[Run], title: str, network: Network | None = None) -> Figure:
     """Draw a figure of one of the `KINDS`."""
     if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
         raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
     with _drawing():
-        return _settled(KINDS[kind](runs), title)
+        return _settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
 
 
 def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
@@ -115,6 +115,17 @@ def _settled(figure: Figure, title: str) -> Figure:
 def curves(runs: Sequence[Run]) -> Figure:
     """Loss against iterations, uploads and upload bits: mean over seeds, the band one standard deviation."""
     return _panels(in_order(series(runs)), [("iterations", "loss"), ("uploads", "loss"), ("bits_up", "loss")])
+
+
+def training(runs: Sequence[Run]) -> Figure:
+    """Loss and test accuracy against iterations, uploads and upload bits."""
+    pairs = [(x, y) for y in ("loss", "accuracy") for x in ("iterations", "uploads", "bits_up")]
+    return _panels(in_order(series(runs)), pairs, columns=3)
+
+
+def timed(runs: Sequence[Run], network: Network = PRESETS["wireless"]) -> Figure:
+    """Loss and test accuracy against simulated seconds."""
+    return _panels(in_order(series(runs)), [("seconds", "loss"), ("seconds", "accuracy")], network)
 
 
 def gradients(runs: Sequence[Run]) -> Figure:
@@ -353,8 +364,10 @@ def networks(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-KINDS: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
+KINDS: Mapping[str, Callable[..., Figure]] = {
     "curves": curves,
+    "training": training,
+    "timed": timed,
     "toy": toy,
     "gradients": gradients,
     "trials": trials,

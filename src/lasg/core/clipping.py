@@ -1,0 +1,39 @@
+"""Gradient clipping, of the local gradient and before any rule sees it, at every point alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lasg.core.arrays import Array, FloatArray, IntArray, cast, float64, sq
+from lasg.core.workers import Oracle
+from lasg.errors import LasgError
+
+
+class Clipped:
+    """An oracle whose workers' mean gradients are scaled down to a norm of at most `norm`."""
+
+    def __init__(self, oracle: Oracle, norm: float) -> None:
+        check_norm(norm)
+        self.oracle, self.norm = oracle, norm
+
+    @property
+    def weights(self) -> FloatArray:
+        """n_m / N for each worker."""
+        return self.oracle.weights
+
+    def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
+        """Return the contributions; one is n_m / N times the local gradient, so its limit is that much smaller."""
+        found = self.oracle.gradients(iteration, points, rows)
+        limits = self.norm * (self.weights if rows is None else self.weights[rows])
+        for rows_ in found:
+            for row, limit in zip(rows_, limits.tolist(), strict=True):
+                size = float(sq(float64(row))) ** 0.5
+                if size > limit:
+                    row *= cast(limit / size, row)
+        return found
+
+
+def check_norm(norm: float) -> None:
+    """Refuse a norm that nothing can be clipped to."""
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < float("inf"):
+        raise LasgError(f"clip must be a positive number, the largest norm of a local gradient, got {norm!r}")

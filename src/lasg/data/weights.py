@@ -1,0 +1,61 @@
+"""Weight files by name or path: found beside the data, in the cache, or downloaded and verified."""
+
+from pathlib import Path
+
+from lasg.data import cache, files
+from lasg.data.cache import Progress
+from lasg.data.download import obtain_file
+from lasg.data.sources import Source
+from lasg.errors import LasgError
+
+OFFICIAL = {
+    "resnet18-imagenet": Source(
+        "resnet18-f37072fd.pth",
+        "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+        46_830_571,
+        ("https://download.pytorch.org/models/resnet18-f37072fd.pth",),
+    )
+}
+"""Weights that others trained and publish."""
+SUFFIXES = (".safetensors", ".pth", ".pt")
+
+
+def made_folder() -> Path:
+    """Return where weights that lasg trained itself are kept."""
+    return cache.root() / "weights"
+
+
+def find(name: str, data_dir: Path | None) -> Path | None:
+    """Return a weight file that is here: a path, or a file of that name beside the data or in the cache."""
+    if name in OFFICIAL:
+        found = files.find(OFFICIAL[name], data_dir)
+        return None if found is None else found.path
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.name != name or path.suffix in SUFFIXES:
+        return None
+    folders = [folder for folder, _ in files.search_folders(data_dir)]
+    tried = (folder / f"{name}{suffix}" for folder in [*folders, made_folder()] for suffix in SUFFIXES)
+    return next((place for place in tried if place.is_file()), None)
+
+
+def obtain(name: str, data_dir: Path | None, progress: Progress | None = None) -> Path:
+    """Return a weight file, downloaded and verified where it is an official one that is not here."""
+    if name in OFFICIAL:
+        return obtain_file(OFFICIAL[name], name, data_dir, progress=progress)
+    path = find(name, data_dir)
+    if path is None:
+        raise LasgError(
+            f"there is no weight file {name!r}: give a path, or put {name}.safetensors into a folder named by"
+            f" --data-dir or LASG_DATA. {', '.join(OFFICIAL)} is downloaded; lasg pretrain makes others"
+        )
+    return path
+
+
+def sha256(path: Path) -> str:
+    """Return a weight file's checksum."""
+    try:
+        return files.hash_tree(path)
+    except OSError as error:
+        raise LasgError(f"{path} cannot be read: {files.reason(error)}") from error

@@ -1,0 +1,79 @@
+"""A module's trainable parameters as one flat vector, without copying: the parameters become views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lasg.errors import LasgError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class FlatView:
+    """Where each trainable parameter of a module lies in a flat vector.
+
+    Frozen parameters (requires_grad = False) have no place in it and are never touched. A parameter keeps the
+    memory format that the module has it in: one in channels_last lies in the vector in that order.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+
+        named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        if not named:
+            raise LasgError("the module has no trainable parameter: nothing to learn")
+        kinds = {value.dtype for _, value in named}
+        if len(kinds) > 1 or not next(iter(kinds)).is_floating_point:
+            found = ", ".join(sorted(str(kind) for kind in kinds))
+            raise LasgError(f"trainable parameters must be of one floating dtype, got {found}: convert the module")
+        self.names = [name for name, _ in named]
+        self.parameters: list[nn.Parameter] = [value for _, value in named]
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        start = 0
+        for value in self.parameters:
+            if not _dense(value):
+                value.data = value.data.contiguous()
+            self._places.append((value.shape, value.stride(), start))
+            start += value.numel()
+        self.p = start
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return a flat vector `(p,)`, or stacked ones `(n, p)`, as tensors of the parameters' shapes."""
+        lead = flat.shape[:-1]
+        steps = tuple(flat.stride()[:-1])
+        begin = flat.storage_offset()
+        return [flat.as_strided((*lead, *shape), (*steps, *stride), begin + at) for shape, stride, at in self._places]
+
+    def point_at(self, flat: Tensor) -> None:
+        """Make the module's parameters views of `flat`."""
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            parameter.data = view
+
+    def gather(self) -> Tensor:
+        """Return a new flat vector with the parameters' values."""
+        flat = self.parameters[0].new_empty(self.p)
+        self.write(flat, [value.detach() for value in self.parameters])
+        return flat
+
+    def write(self, flat: Tensor, values: Sequence[Tensor | None]) -> None:
+        """Write tensors of the parameters' shapes into a flat vector; None is zeros."""
+        import torch
+
+        views = self.views(flat)
+        for view, value in zip(views, values, strict=True):
+            if value is None:
+                view.zero_()
+        there = [(view, value) for view, value in zip(views, values, strict=True) if value is not None]
+        torch._foreach_copy_([view for view, _ in there], [value for _, value in there])
+
+
+def _dense(value: Tensor) -> bool:
+    """Tell whether a tensor's entries fill one block of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,447 @@
+"""Any torch module as a problem: a module, a loss and a dataset; the workers' gradients are those of its parameters.
+
+The objective is the mean loss over all N samples plus (lam / 2) ||theta||^2 over the trainable parameters. Worker m
+contributes (n_m / N) * (mean gradient of its minibatch) + (lam / M) * theta.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import default_collate
+
+from lasg import counter
+from lasg.data.batches import Batches, batch_sizes
+from lasg.errors import LasgError
+from lasg.problems.flat import FlatView
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
+Loss = Callable[[Any, Any], Tensor]
+How = Literal["auto", "loop", "vmap"]
+
+CHUNK = 256
+"""Samples that are evaluated at once, when the loss and the accuracy are measured."""
+VMAP_SIZE = 50_000
+"""Up to so many parameters the workers' gradients are computed by one vmap: then a loop is mostly overhead."""
+HALF_SCALE = 1024.0
+"""By which a float16 loss is multiplied before its gradient is taken: small gradients would be rounded to 0."""
+BatchNorms = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Samples(Protocol):
+    """A map-style dataset, such as torch's: `(input, target)` by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Transform(Protocol):
+    """What is done to a batch of inputs before the module sees it."""
+
+    def train(self, x: Any, key: counter.UInt64) -> Any:
+        """Return the inputs to train on; whatever is random in it comes from the key."""
+        ...
+
+    def test(self, x: Any) -> Any:
+        """Return the inputs to evaluate."""
+        ...
+
+
+class ModuleProblem:
+    """What `lasg` needs to train a `torch.nn.Module`: gradients of many workers, loss and accuracy."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        dataset: Samples | tuple[Any, Any],
+        shards: Sequence[IntArray],
+        *,
+        batch: float,
+        seed: int = 0,
+        lam: float = 0.0,
+        test: Samples | tuple[Any, Any] | None = None,
+        metric: Callable[[Any, Any], Tensor] | None = None,
+        transform: Transform | None = None,
+        batch_norm: Literal["local", "frozen"] = "local",
+        device: str | torch.device = "cpu",
+        dtype: Literal["float32", "float64"] = "float32",
+        autocast: Literal["bfloat16", "float16"] | None = None,
+        how: How = "auto",
+    ) -> None:
+        """Take a copy of the module.
+
+        `loss(output, target)` returns the mean over its samples. `dataset` is a pair (inputs, targets) of arrays or
+        tensors, or a map-style dataset; `shards` are the row numbers of each worker. `batch` is the minibatch as a
+        share of the shard. `metric(output, target)` returns one number a sample, by default whether the class is
+        right. `how` the gradients are computed is chosen by the model's size: see benchmarks/networks.py.
+        """
+        if lam < 0:
+            raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
+        if batch_norm not in {"local", "frozen"}:
+            raise LasgError(f"batch_norm must be 'local' or 'frozen', got {batch_norm!r}")
+        self.sizes = np.array([len(shard) for shard in shards])
+        if not len(self.sizes) or not self.sizes.all():
+            raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
+        self.device, self.dtype = _device(device), dtype
+        self.module = copy.deepcopy(module).to(device=self.device, dtype=getattr(torch, dtype))
+        self.flat = FlatView(self.module)
+        self.p, self.lam, self.seed = self.flat.p, lam, seed
+        self.loss_function, self.metric, self.transform = loss, metric or right, transform
+        self.data, self.test = _Reader(dataset), None if test is None else _Reader(test)
+        self.order = np.concatenate([np.asarray(shard, np.int64) for shard in shards])
+        if self.order.min() < 0 or self.order.max() >= len(self.data):
+            raise LasgError(f"the shards name samples outside the dataset's 0 to {len(self.data) - 1}")
+        self.samples, self.workers = len(self.order), len(self.sizes)
+        self.weights: FloatArray = self.sizes / self.samples
+        self.batch = batch_sizes(self.sizes, batch)
+        self.batches = Batches(self.sizes, self.batch, ids=np.arange(self.workers), seed=seed)
+        self.autocast = None if autocast is None else _autocast(autocast)
+        self._scale = HALF_SCALE if autocast == "float16" else 1.0
+        self.batch_norm = batch_norm
+        self._start = self.flat.gather()
+        self._channels_last = any(value.ndim == 4 and not value.is_contiguous() for value in self.flat.parameters)
+        self._train_mode()
+        self.buffers = Buffers(self.module, self.workers) if self._changes_buffers() else None
+        self.how = self._chosen(how)
+
+    # -- what a simulation begins with ----------------------------------------------------------------------
+
+    def start(self) -> Tensor:
+        """Return theta^0: the parameters that the module came with."""
+        return self._start.clone()
+
+    def fresh(self) -> ModuleProblem:
+        """Return a problem of its own for one run: the data is shared, the workers' buffers are not."""
+        other = copy.copy(self)
+        other.buffers = None if self.buffers is None else self.buffers.fresh()
+        return other
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: the workers' buffers."""
+        return {} if self.buffers is None else self.buffers.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        if self.buffers is not None:
+            self.buffers.restore(state)
+
+    def smoothness(self, reading: str = "paper") -> FloatArray:  # noqa: ARG002
+        """Refuse: nobody knows the smoothness constants of a network."""
+        raise LasgError("LASG-PS needs the smoothness constants L_m, which a network has not: lasg-pse estimates them")
+
+    # -- gradients ------------------------------------------------------------------------------------------
+
+    def gradients(self, iteration: int, points: Sequence[Any], rows: IntArray | None) -> list[Tensor]:
+        """Return the contributions of the chosen workers at each point, all on one minibatch a worker.
+
+        The first point is where the workers are: it alone changes what BatchNorm remembers. The others are probes,
+        on the same inputs and with the same dropout masks.
+        """
+        who = np.arange(self.workers) if rows is None else rows
+        chosen = self.batches.everybody(iteration) if rows is None else self.batches.of(iteration, rows)
+        drawn = np.split(self.order[chosen], np.cumsum(self.batch[who])[:-1])
+        found = [self._start.new_empty((len(who), self.p)) for _ in points]
+        with self._own_randomness():
+            work = self._by_vmap if self.how == "vmap" else self._by_loop
+            work(iteration, who, drawn, points, found)
+        for grads, point in zip(found, points, strict=True):
+            for i, m in enumerate(who):
+                grads[i] *= float(self.weights[m]) / self._scale
+                if self.lam:
+                    grads[i].add_(_of(point, i), alpha=self.lam / self.workers)
+        return found
+
+    def _by_loop(
+        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
+    ) -> None:
+        """One forward and backward a worker and point."""
+        masks = counter.keys(self.seed, counter.DROPOUT, who, iteration)[0] >> np.uint64(1)
+        for i, m in enumerate(who):
+            x, y = self._minibatch(iteration, int(m), drawn[i])
+            for j, point in enumerate(points):
+                self._seed(int(masks[i]))
+                if self.buffers is not None:
+                    self.buffers.load(int(m))
+                self.flat.point_at(_of(point, i))
+                value = self._value(x, y)
+                parts = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
+                self.flat.write(found[j][i], parts)
+                if self.buffers is not None and j == 0:
+                    self.buffers.keep(int(m))
+
+    def _by_vmap(
+        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
+    ) -> None:
+        """One vectorised gradient for all workers whose minibatches have one size."""
+        for size in np.unique(self.batch[who]):
+            some = np.flatnonzero(self.batch[who] == size).tolist()
+            inputs, targets = zip(*(self._minibatch(iteration, int(who[i]), drawn[i]) for i in some), strict=True)
+            x, y = torch.stack(inputs), torch.stack(targets)
+            for j, point in enumerate(points):
+                shared = isinstance(point, Tensor) and point.ndim == 1
+                theta = point if shared else torch.stack([_of(point, i) for i in some])
+                parts = self._vectorised(theta, x, y)
+                for row, i in enumerate(some):
+                    self.flat.write(found[j][i], [part[row] for part in parts])
+
+    def _vectorised(self, theta: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the gradient of every worker, `(n, ...)` a parameter; theta is `(p,)` or `(n, p)`."""
+        named = dict(zip(self.flat.names, self.flat.views(theta), strict=True))
+
+        def value(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            with self._precision():
+                result: Tensor = self.loss_function(functional_call(self.module, parameters, (x,)), y)
+            return result * self._scale
+
+        found = vmap(grad(value), in_dims=(None if theta.ndim == 1 else 0, 0, 0))(named, x, y)
+        return [found[name] for name in self.flat.names]
+
+    def _value(self, x: Any, y: Any) -> Tensor:
+        with self._precision():
+            value = self.loss_function(self.module(x), y)
+        if value.ndim:
+            raise LasgError(f"the loss must be one number, the mean over its samples; got shape {tuple(value.shape)}")
+        return value * self._scale
+
+    def _minibatch(self, iteration: int, m: int, rows: IntArray) -> tuple[Any, Any]:
+        x, y = self.data.read(rows)
+        if self.transform is not None:
+            x = self.transform.train(x, counter.keys(self.seed, counter.AUGMENTATION, [m], iteration)[0, 0])
+        return self._moved(x), self._moved(y)
+
+    def _moved(self, value: Any) -> Any:
+        """Return a batch on the device, floats in the run's dtype, images as the module has its filters."""
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point():
+            value = value.to(getattr(torch, self.dtype))
+        if self._channels_last and value.ndim == 4:
+            return value.to(self.device, memory_format=torch.channels_last)
+        return value.to(self.device)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Leave torch's generators as they were: what is drawn inside comes from our own keys."""
+        if self.device.type == "cpu":
+            with torch.random.fork_rng(devices=[]):
+                yield
+        else:
+            with torch.random.fork_rng(device_type=self.device.type):
+                yield
+
+    def _seed(self, key: int) -> None:
+        """Start torch's generators from a key: of the CPU, and of the device if it is another."""
+        torch.default_generator.manual_seed(key)  # torch.manual_seed also keeps a traceback for every device
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(key)
+
+    def _chosen(self, how: How) -> How:
+        if how not in {"auto", "loop", "vmap"}:
+            raise LasgError(f"how must be 'auto', 'loop' or 'vmap', got {how!r}")
+        if how == "vmap" and self.buffers is not None:
+            raise LasgError("vmap cannot keep the workers' BatchNorm statistics apart: take how='loop'")
+        if how != "auto":
+            return how
+        if self.buffers is not None or self.p > VMAP_SIZE or len(np.unique(self.batch)) == self.workers > 1:
+            return "loop"
+        return "vmap" if self._can_vmap() else "loop"
+
+    def _can_vmap(self) -> bool:
+        """Try the module under vmap: dropout and data-dependent branches cannot be vectorised."""
+        x, y = self._minibatch(0, 0, self.order[:1])
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            return False
+        try:
+            self._vectorised(self._start, x[None], y[None])
+        except Exception:  # torch raises nearly anything here, and a loop works for all
+            return False
+        return True
+
+    # -- buffers --------------------------------------------------------------------------------------------
+
+    def _train_mode(self) -> None:
+        self.module.train()
+        if self.batch_norm == "frozen":
+            for part in self.module.modules():
+                if isinstance(part, BatchNorms):
+                    part.eval()
+
+    def _changes_buffers(self) -> bool:
+        """Tell whether training changes any buffer; frozen BatchNorm layers do not."""
+        frozen = {
+            id(buffer)
+            for part in self.module.modules()
+            if isinstance(part, BatchNorms) and not part.training
+            for buffer in part.buffers(recurse=False)
+        }
+        return any(id(buffer) not in frozen for buffer in self.module.buffers())
+
+    # -- what is measured -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluating(self, theta: Tensor) -> Iterator[nn.Module]:
+        """Give the module at theta in evaluation mode, with the workers' statistics pooled."""
+        self.flat.point_at(theta)
+        if self.buffers is not None:
+            self.buffers.load_pooled(self.weights)
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._precision():
+                yield self.module
+        finally:
+            self._train_mode()
+
+    def _outputs(self, data: _Reader, rows: IntArray, module: nn.Module) -> Iterator[tuple[Any, Any, int]]:
+        for start in range(0, len(rows), CHUNK):
+            some = rows[start : start + CHUNK]
+            x, y = data.read(some)
+            x = x if self.transform is None else self.transform.test(x)
+            yield module(self._moved(x)), self._moved(y), len(some)
+
+    def loss(self, theta: Tensor) -> float:
+        """Return the objective over all samples, in evaluation mode, summed in float64."""
+        total = 0.0
+        with self.evaluating(theta) as module:
+            for output, target, count in self._outputs(self.data, np.sort(self.order), module):
+                total += count * float(self.loss_function(output, target))
+        wide = theta.double()
+        return total / self.samples + (0.5 * self.lam * float(wide @ wide) if self.lam else 0.0)
+
+    def accuracy(self, theta: Tensor) -> float | None:
+        """Return the metric's mean over the test set, the share that is classified right; None without one."""
+        if self.test is None:
+            return None
+        total = 0.0
+        with self.evaluating(theta) as module:
+            for output, target, _ in self._outputs(self.test, np.arange(len(self.test)), module):
+                total += float(self.metric(output, target).sum())
+        return total / len(self.test)
+
+    def export(self, theta: Tensor) -> dict[str, Tensor]:
+        """Return the model at theta by the names of the module's state dict: parameters, frozen ones and buffers."""
+        with self.evaluating(theta) as module:
+            return {name: value.detach().clone().contiguous() for name, value in module.state_dict().items()}
+
+
+def right(output: Tensor, target: Tensor) -> Tensor:
+    """Whether the largest of the outputs is the target's class, for each sample."""
+    return output.argmax(-1) == target
+
+
+class Buffers:
+    """The workers' own buffers: what BatchNorm remembers of the minibatches that each has seen."""
+
+    def __init__(self, module: nn.Module, workers: int) -> None:
+        self.module = module
+        self.tensors = list(module.buffers())
+        self.start = [value.clone() for value in self.tensors]
+        self.own = [value.expand(workers, *value.shape).clone() for value in self.start]
+
+    def fresh(self) -> Buffers:
+        """Return buffers as they were at the start, for another run on the same module."""
+        other = copy.copy(self)
+        other.own = [start.expand_as(own).clone() for start, own in zip(self.start, self.own, strict=True)]
+        return other
+
+    def load(self, m: int) -> None:
+        """Give the module worker m's buffers."""
+        for tensor, own in zip(self.tensors, self.own, strict=True):
+            tensor.copy_(own[m])
+
+    def keep(self, m: int) -> None:
+        """Keep the module's buffers as worker m's."""
+        for tensor, own in zip(self.tensors, self.own, strict=True):
+            own[m].copy_(tensor)
+
+    def load_pooled(self, weights: FloatArray) -> None:
+        """Give the module one set for all: the mean, and of variances the one of all workers' samples together."""
+        for tensor, own in zip(self.tensors, self.own, strict=True):
+            if tensor.is_floating_point():
+                tensor.copy_(_mean(own, weights))
+            else:
+                tensor.copy_(own.amax(0))
+        index = {id(tensor): own for tensor, own in zip(self.tensors, self.own, strict=True)}
+        for part in self.module.modules():
+            if isinstance(part, BatchNorms) and part.running_mean is not None and part.running_var is not None:
+                means = index[id(part.running_mean)]
+                part.running_var += _mean(means**2, weights) - _mean(means, weights) ** 2
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
+        return {str(i): own for i, own in enumerate(self.own)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        for i, own in enumerate(self.own):
+            own.copy_(state[str(i)])
+
+
+def _mean(rows: Tensor, weights: FloatArray) -> Tensor:
+    """Return the weighted mean over the first dimension."""
+    found: Tensor = torch.tensordot(torch.as_tensor(weights, dtype=rows.dtype, device=rows.device), rows, 1)
+    return found
+
+
+class _Reader:
+    """Rows of a dataset as batches: of a pair of arrays by indexing, of a map-style dataset one by one."""
+
+    def __init__(self, dataset: Samples | tuple[Any, Any]) -> None:
+        self.pair = dataset if isinstance(dataset, tuple) else None
+        self.dataset = dataset
+        if self.pair is not None and len(self.pair[0]) != len(self.pair[1]):
+            raise LasgError(f"{len(self.pair[0])} inputs and {len(self.pair[1])} targets: there must be as many")
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.pair is None else self.pair[0])
+
+    def read(self, rows: IntArray) -> tuple[Any, Any]:
+        """Return inputs and targets of some rows."""
+        if self.pair is None:
+            x, y = default_collate([self.dataset[int(i)] for i in rows])
+            return x, y
+        x, y = (_rows(part, rows) for part in self.pair)
+        return x, y
+
+
+def _rows(part: Any, rows: IntArray) -> Tensor:
+    found: Tensor = (
+        torch.from_numpy(np.asarray(part[rows])) if isinstance(part, np.ndarray) else part[torch.as_tensor(rows)]
+    )
+    return found
+
+
+def _of(point: Any, i: int) -> Tensor:
+    """Return worker i's model: the shared one, or its row."""
+    found: Tensor = point if isinstance(point, Tensor) and point.ndim == 1 else point[i]
+    return found
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise LasgError(f"device {str(device)!r} cannot be used here: {reason}") from None
+    return found
+
+
+def _autocast(name: str) -> torch.dtype:
+    if name not in {"bfloat16", "float16"}:
+        raise LasgError(f"autocast must be 'bfloat16' or 'float16', got {name!r}")
+    found: torch.dtype = getattr(torch, name)
+    return found
