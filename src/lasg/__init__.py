@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from lasg.core.server import Laziness, Server
     from lasg.core.workers import Workers
     from lasg.engines.simulation import Round, Simulation
-    from lasg.errors import Diverged, LasgError
+    from lasg.errors import Diverged, Faulty, LasgError
     from lasg.experiments.build import problem, simulation
+    from lasg.experiments.own import train
     from lasg.experiments.spec import Spec
     from lasg.experiments.tasks import TASKS, task
+    from lasg.problems.module import ModuleProblem
     from lasg.problems.regression import Regression
 
 __version__ = "0.1.0"
@@ -34,10 +36,12 @@ _HOMES = {
     "core.server": ("Laziness", "Server"),
     "core.workers": ("Workers",),
     "engines.simulation": ("Round", "Simulation"),
-    "errors": ("Diverged", "LasgError"),
+    "errors": ("Diverged", "Faulty", "LasgError"),
     "experiments.build": ("problem", "simulation"),
+    "experiments.own": ("train",),
     "experiments.spec": ("Spec",),
     "experiments.tasks": ("TASKS", "task"),
+    "problems.module": ("ModuleProblem",),
     "problems.regression": ("Regression",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -54,9 +58,11 @@ __all__ = [
     "Decreasing",
     "Dense",
     "Diverged",
+    "Faulty",
     "LasgError",
     "Laziness",
     "Ledger",
+    "ModuleProblem",
     "Record",
     "Regression",
     "Round",
@@ -71,6 +77,7 @@ __all__ = [
     "problem",
     "simulation",
     "task",
+    "train",
 ]
 
 

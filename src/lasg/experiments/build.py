@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from lasg.core.algorithms import algorithm
-from lasg.core.arrays import Array, FloatArray
+from lasg.core.arrays import Array, FloatArray, host
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
 from lasg.core.rules import Rule
@@ -22,7 +22,7 @@ from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
 from lasg.engines.simulation import PATIENCE, Simulation
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec
+from lasg.experiments.spec import OWN, Spec
 from lasg.problems.regression import Regression
 
 if TYPE_CHECKING:
@@ -45,8 +45,14 @@ def dataset(name: str, data_dir: Path | None) -> Dataset:
     return load(name, data_dir=data_dir)
 
 
-def identity(spec: Spec, data_dir: Path | None = None) -> str:
-    """Return the checksum of what a run starts from besides its spec: the data, and a network's weights."""
+def identity(spec: Spec, data_dir: Path | None = None, own: Problem | None = None) -> str:
+    """Return the checksum of what a run starts from besides its spec: the data, and a network's weights.
+
+    Of a problem of the caller's own it is that of the start and the shards' sizes: the data is the caller's business.
+    """
+    if own is not None:
+        parts = (host(own.start()).tobytes(), np.asarray(own.sizes, np.int64).tobytes())
+        return hashlib.sha256(b"".join(parts)).hexdigest()
     data, start = dataset(spec.data, data_dir).sha256, _start(spec, data_dir)
     return data if start is None else hashlib.sha256(f"{data} {start}".encode()).hexdigest()
 
@@ -58,6 +64,8 @@ def _start(spec: Spec, data_dir: Path | None) -> str | None:
 
 def problem(spec: Spec, data_dir: Path | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
+    if spec.data == OWN:
+        raise LasgError("this run's problem is a program's own: go on with it there, by the same call of lasg.train")
     return _problem(tuple(getattr(spec, name) for name in _PROBLEM), data_dir, _start(spec, data_dir))
 
 

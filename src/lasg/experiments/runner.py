@@ -50,9 +50,9 @@ class Job:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def of(cls, spec: Spec, data_dir: Path | None) -> Job:
-        """Prepare the run of a spec."""
-        problem = build.problem(spec, data_dir)
+    def of(cls, spec: Spec, data_dir: Path | None, problem: build.Problem | None = None) -> Job:
+        """Prepare the run of a spec; a problem of the caller's own replaces the one it describes."""
+        problem = build.problem(spec, data_dir) if problem is None else problem
         return cls(spec, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
 
     @property
@@ -154,7 +154,7 @@ class Job:
         """Measure loss and accuracy now, and plan the next time; its time is counted apart."""
         # Of a network the first evaluation may be long already.
         done = len(self.trace.evaluations)
-        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.model):
+        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.network):
             report(self.status(min(ALMOST, self.share()), evaluating=True))
         began = time.monotonic()
         theta, rounds = self.simulation.theta, self.simulation.ledger.rounds
@@ -193,7 +193,7 @@ def _steadily(spec: Spec) -> Iterator[None]:
     Divergence is told by us, not by warnings.
     """
     with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
-        if spec.model is None:
+        if not spec.network:
             yield
             return
         import torch
@@ -206,12 +206,19 @@ def _steadily(spec: Spec) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
-    """Run a spec from the start and store it in `folder`."""
+def run(
+    spec: Spec,
+    folder: Path,
+    *,
+    data_dir: Path | None = None,
+    report: Report | None = None,
+    problem: build.Problem | None = None,
+) -> Run:
+    """Run a spec from the start and store it in `folder`; on a problem of the caller's own, if there is one."""
     with _steadily(spec):
-        job = Job.of(spec, data_dir)
+        job = Job.of(spec, data_dir, problem)
         with locked(folder):
-            meta = store.begin(folder, spec, build.identity(spec, data_dir))
+            meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
                 return _finish(job, folder, meta, report)
             except LasgError:
@@ -221,7 +228,13 @@ def run(spec: Spec, folder: Path, *, data_dir: Path | None = None, report: Repor
                 raise
 
 
-def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None = None) -> Run:
+def resume(
+    folder: Path,
+    *,
+    data_dir: Path | None = None,
+    report: Report | None = None,
+    problem: build.Problem | None = None,
+) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     stored = store.read(folder)
     if stored.status != "running":
@@ -230,12 +243,14 @@ def resume(folder: Path, *, data_dir: Path | None = None, report: Report | None 
             report(of_stored(mended))
         return mended
     with _steadily(stored.spec):
-        job = Job.of(stored.spec, data_dir)
-        found = build.identity(stored.spec, data_dir)
+        job = Job.of(stored.spec, data_dir, problem)
+        found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with locked(folder):
             state = store.read_checkpoint(folder)
+            if state is not None and "ended" in state:
+                return _settle(folder, stored.spec, stored.meta, state)
             if state is not None:
                 try:
                     job.restore(state)
@@ -260,23 +275,31 @@ def _mended(stored: Run) -> Run:
 
 
 def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
-    """Advance a job to its end and store it. The status is written last: a kill before it is a run to resume."""
+    """Advance a job to its end and store it."""
     ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
-    state = {name: value for name, value in job.state().items() if name != "simulation"}
     store.write_model(folder, job.problem.export(job.simulation.theta))
-    store.write_checkpoint(folder, state)  # the vectors of a run that ended are of no more use
-    store.write_trace(folder, state["trace"])
-    meta = {**meta, "status": ended, "versions": store.versions()}
-    meta |= {"seconds": round(job.seconds, 3), "evaluation_seconds": round(job.evaluation_seconds, 3)}
-    if job.message:
-        meta["message"] = job.message
-    if job.trace.broken:
-        meta["broken_gradients"] = len(job.trace.broken)
-    store.write_meta(folder, meta)
-    sweep(folder)
+    # The vectors of a run that ended are of no more use; what is left says how it ended.
+    state = {name: value for name, value in job.state().items() if name != "simulation"}
+    state |= {"ended": ended, "message": job.message}
+    store.write_checkpoint(folder, state)
+    settled = _settle(folder, job.spec, meta, state)
     if report is not None:
         report(job.status(1.0))
-    return Run(folder, job.spec, meta)
+    return settled
+
+
+def _settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
+    """Store a run that ended. The status is written last: a kill before it is a run to resume."""
+    store.write_trace(folder, state["trace"])
+    meta = {**meta, "status": state["ended"], "versions": store.versions()}
+    meta |= {name: round(state[name], 3) for name in ("seconds", "evaluation_seconds")}
+    if state["message"]:
+        meta["message"] = state["message"]
+    if "broken" in state["trace"]:
+        meta["broken_gradients"] = len(state["trace"]["broken"])
+    store.write_meta(folder, meta)
+    sweep(folder)
+    return Run(folder, spec, meta)
 
 
 def place(spec: Spec, out: Path) -> Path:

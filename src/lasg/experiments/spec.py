@@ -26,6 +26,8 @@ BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
 
 
+OWN = "own"
+"""As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
 """Settings that only a network has."""
 
@@ -154,7 +156,7 @@ class Spec:
         for name in ("threads", "patience"):
             if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
                 raise LasgError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
-        only = [name for name in NETWORK_ONLY if self.model is None and getattr(self, name) is not None]
+        only = [name for name in NETWORK_ONLY if not self.network and getattr(self, name) is not None]
         if only:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
 
@@ -177,6 +179,11 @@ class Spec:
     def watched(self) -> tuple[int, ...]:
         """The workers that the trace watches."""
         return tuple(range(min(3, self.workers))) if self.watch is None else self.watch
+
+    @property
+    def network(self) -> bool:
+        """Whether a network is trained: one by name, or the caller's own module."""
+        return self.model is not None or self.data == OWN
 
     @property
     def digest(self) -> str:

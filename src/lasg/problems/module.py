@@ -30,7 +30,7 @@ How = Literal["auto", "loop", "vmap"]
 
 CHUNK = 256
 """Samples that are evaluated at once, when the loss and the accuracy are measured."""
-VMAP_SIZE = 50_000
+VMAP_SIZE = 100_000
 """Up to so many parameters the workers' gradients are computed by one vmap: then a loop is mostly overhead."""
 HALF_SCALE = 1024.0
 """By which a float16 loss is multiplied before its gradient is taken: small gradients would be rounded to 0."""
