@@ -187,7 +187,7 @@ def test_stored_models_are_those_of_each_workers_last_upload(kind: str) -> None:
         iterates.keep(as_kind(theta, kind), uploaded)
         expected[uploaded] = theta
         np.testing.assert_array_equal(numpy_of(stacked(iterates.rows())), expected)
-        np.testing.assert_array_equal(numpy_of(iterates.rows(np.array([3, 1]))), expected[[3, 1]])
+        np.testing.assert_array_equal(numpy_of(stacked(iterates.rows(np.array([3, 1])))), expected[[3, 1]])
         now = rng.normal(size=P)
         moved = iterates.moved(as_kind(now, kind))
         np.testing.assert_allclose(moved, ((now - expected) ** 2).sum(-1), rtol=1e-12)

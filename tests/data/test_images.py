@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lasg.data import files, weights
-from lasg.data.images import image_shape, parse_images
+from lasg.data.images import parse_images
 from lasg.data.loaders import load
 from lasg.data.sources import FILES, Source
 from lasg.errors import LasgError
@@ -141,9 +141,25 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load(f"images:{tmp_path / 'nowhere'}")
 
 
-def test_images_that_are_not_square_are_refused() -> None:
-    with pytest.raises(LasgError, match="must be square"):
-        image_shape(3 * 8 * 9)
+def test_images_that_are_not_square_are_refused_even_if_they_have_a_squares_area(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((4, 16, 3), np.uint8)).save(buffer, "JPEG")
+    content = {name: buffer.getvalue() if name.endswith("JPEG") else data for name, data in layout().items()}
+    with pytest.raises(LasgError, match=r"must be square, .* is 16 x 4"):
+        parse_images(as_zip(tmp_path / "t.zip", content))
+
+
+def test_a_damaged_zip_member_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in layout().items():
+            archive.writestr(name, data)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"n01_1.JPEG") + 60
+    content[start : start + 40] = bytes(40)
+    path.write_bytes(content)
+    with pytest.raises(LasgError, match=r"n01_1\.JPEG is not a sound image"):
+        parse_images(path)
 
 
 def test_the_small_archive_gives_way_to_the_official_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,9 +205,8 @@ def test_a_map_style_dataset_and_a_pair_of_tensors_are_the_same_problem() -> Non
 
 
 def test_a_loss_that_is_not_one_number_is_refused() -> None:
-    of = ModuleProblem(mlp(), lambda o, t: cross_entropy(o, t, reduction="none"), data(), shards(), batch=0.4)
     with pytest.raises(LasgError, match="must be one number"):
-        of.gradients(0, [of.start()], None)
+        ModuleProblem(mlp(), lambda o, t: cross_entropy(o, t, reduction="none"), data(), shards(), batch=0.4)
 
 
 # -- BatchNorm and dropout ---------------------------------------------------------------------------------------
@@ -377,16 +376,27 @@ def test_mixed_precision_composes_with_rules_and_codecs(name: str) -> None:
 
 def test_nothing_hard_codes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The meta device has no data: whatever is made on the CPU on the way would not mix with it."""
+    monkeypatch.setattr("lasg.problems.module._device", torch.device)
+    monkeypatch.setattr(ModuleProblem, "_seed", lambda self, key: None)  # it has no generator either
+    monkeypatch.setattr(ModuleProblem, "_own_randomness", lambda self: nullcontext())
     of = problem(mlp(), device="meta", dtype="float32", how="loop")
-    monkeypatch.setattr(of, "_seed", lambda key: None)  # it has no generator either
-    monkeypatch.setattr(of, "_own_randomness", nullcontext)
     assert of.start().device.type == "meta"
     (found,) = of.gradients(0, [of.start()], None)
     assert found.device.type == "meta"
     assert found.shape == (M, of.p)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps", "nonsense"])
+def test_a_device_without_double_precision_adds_up_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mps has no float64; here the CPU is treated as if it had none."""
+    from lasg.core import arrays
+
+    plain = simulated(problem(mlp(), dtype="float32"), "laqsg-wk2", 6, clip=0.5)
+    monkeypatch.setattr(arrays, "SINGLE_ONLY", {"cpu"})
+    moved = simulated(problem(mlp(), dtype="float32"), "laqsg-wk2", 6, clip=0.5)
+    torch.testing.assert_close(plain.theta, moved.theta)
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "meta", "nonsense"])
 def test_a_device_that_is_not_here_is_refused_in_one_line(device: str) -> None:
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if here.get(device):

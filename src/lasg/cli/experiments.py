@@ -93,7 +93,7 @@ def run(
 def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
     """Read a spec file or take a task's defaults, with the changes of the command line."""
     path = Path(what)
-    if what not in TASKS and not what.startswith("libsvm:") and (path.suffix == ".toml" or path.is_file()):
+    if what not in TASKS and not specs.is_own(what) and (path.suffix == ".toml" or path.is_file()):
         if setting is not None:
             raise LasgError("a spec file has its own partition: leave --setting out, or --set partition=homogeneous")
         given = {"algorithm": algorithm, "seed": seed}

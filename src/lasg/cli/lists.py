@@ -18,7 +18,7 @@ app = typer.Typer(
     help="List tasks with their defaults, algorithms, figures, networks, or data sets.", no_args_is_help=True
 )
 
-SHOWN = ("workers", "D", "eta", "batch", "H", "bits", "iterations", "evaluate")
+SHOWN = ("model", "workers", "D", "eta", "batch", "lam", "H", "bits", "iterations", "evaluate")
 
 
 @app.command()
@@ -38,14 +38,18 @@ def tasks(json: options.Json = False) -> None:
     for column in ("task", *SHOWN):
         table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
     for name, spec in specs.items():
-        table.add_row(name, *(f"{getattr(spec, key)}" for key in SHOWN))
+        table.add_row(name, *("-" if getattr(spec, key) is None else f"{getattr(spec, key)}" for key in SHOWN))
     out.print(table)
     for name, task in TASKS.items():
         out.print(f"  {name}: {task.summary}")
     shown = set(SHOWN) | {"task", "algorithm", "data", "seed", "partition"}
-    others = {f.name: getattr(specs["digits"], f.name) for f in fields(specs["digits"]) if f.name not in shown}
-    rest = ", ".join(f"{key}={value}" for key, value in others.items() if value not in (None, {}))
-    out.print(f"\nFor all: partition=sorted (heterogeneous) or homogeneous, {rest}.")
+    first, *others = specs.values()
+    names = [f.name for f in fields(first) if f.name not in shown]
+    same = {
+        name: getattr(first, name) for name in names if all(getattr(s, name) == getattr(first, name) for s in others)
+    }
+    rest = ", ".join(f"{key}={value}" for key, value in same.items() if value not in (None, {}))
+    out.print(f"\nFor all: {rest}. Samples are dealt by label in uneven shards, or --setting homogeneous.")
     out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ class Meter:
         now, label = self.clock(), status.spec.label
         if self._started is None and not status.stored:
             # Not when the processes were started: how long that took says nothing about the work.
-            self._started = now - (0.0 if status.began else status.seconds)
+            self._started = now - (0.0 if status.began else status.seconds + status.evaluation_seconds)
         self._shares[label] = status.share
         self._done[label] = 0.0 if status.stored else status.share - status.began
         if status.stored:
@@ -100,12 +101,14 @@ def describe(status: Status, meter: Meter) -> str:
     name = f"{status.spec.algorithm} seed {status.spec.seed}: " if meter.total > 1 else ""
     rate = meter.rounds_per_second
     fast = f", {short(rate)} rounds/s" if rate else ""
-    loss = f"{status.loss:.4f}" if abs(status.loss) < 1e4 else f"{status.loss:.3g}"
+    loss = f"loss {status.loss:.4f}" if abs(status.loss) < 1e4 else f"loss {status.loss:.3g}"
+    if math.isnan(status.loss):
+        loss = "before the first round"
     apart = ""
     if status.evaluating or status.evaluation_seconds >= WORTH_TELLING:
         spent = f"trained {duration(status.seconds)}, evaluated {duration(status.evaluation_seconds)}"
         apart = f", {spent}{', evaluating now' if status.evaluating else ''}"
-    return f"{name}loss {loss}, {100 * status.saved:.0f} % of uploads saved{fast}{apart}"
+    return f"{name}{loss}, {100 * status.saved:.0f} % of uploads saved{fast}{apart}"
 
 
 def complaints(status: Status) -> list[str]:

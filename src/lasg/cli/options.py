@@ -12,7 +12,7 @@ from lasg.errors import LasgError
 from lasg.experiments.paper import CAP
 from lasg.experiments.spec import Spec, parse_pairs, with_budget
 
-TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), or libsvm:PATH for a file.", metavar="TASK")]
+TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), libsvm:PATH or images:PATH.", metavar="TASK")]
 Algorithms = Annotated[
     str,
     typer.Option(
@@ -84,6 +84,9 @@ def read_changes(texts: list[str]) -> dict[str, Any]:
     for key, instead in (("seed", "--seed or --first-seed"), ("algorithm", "-a"), ("task", "another task")):
         if key in changes:
             raise LasgError(f"--set {key}=... has no place here: give {instead}")
+    path = changes.get("weights")
+    if isinstance(path, str) and Path(path).is_file():
+        changes["weights"] = str(Path(path).absolute())  # a run must find it again from any folder
     return changes
 
 

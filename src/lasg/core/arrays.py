@@ -35,6 +35,16 @@ def sq(x: Array) -> Array:
     return namespace(x).linalg.vecdot(x, x)  # unlike (x * x).sum(-1), without a temporary as large as x
 
 
+def norms(x: Array) -> FloatArray:
+    """Euclidean norms over the last dimension, in float64: what is too large to be squared in float32 has one too."""
+    if isinstance(x, np.ndarray):
+        found: FloatArray = np.sqrt(np.vecdot(x, x, dtype=np.float64))
+        return found
+    torch = namespace(x)
+    wide = None if x.device.type in SINGLE_ONLY else torch.float64
+    return host(torch.linalg.vector_norm(x, dim=-1, dtype=wide)).astype(np.float64)
+
+
 def copy(x: Array) -> Array:
     """Return a copy that shares no memory with `x`."""
     return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
@@ -63,9 +73,15 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
+SINGLE_ONLY = {"mps"}
+"""Devices without double precision: what needs it is computed on the CPU."""
+
+
 def float64(x: Array) -> Array:
     """Cast to double precision."""
-    return x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float64)
+    return (x.cpu() if x.device.type in SINGLE_ONLY else x).double()
 
 
 def cast(x: Array, like: Array) -> Array:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lasg.core.arrays import Array, FloatArray, IntArray, cast, float64, sq
+import numpy as np
+
+from lasg.core.arrays import Array, FloatArray, IntArray, cast, norms
 from lasg.core.workers import Oracle
 from lasg.errors import LasgError
 
@@ -25,11 +27,11 @@ class Clipped:
         """Return the contributions; one is n_m / N times the local gradient, so its limit is that much smaller."""
         found = self.oracle.gradients(iteration, points, rows)
         limits = self.norm * (self.weights if rows is None else self.weights[rows])
-        for rows_ in found:
-            for row, limit in zip(rows_, limits.tolist(), strict=True):
-                size = float(sq(float64(row))) ** 0.5
-                if size > limit:
-                    row *= cast(limit / size, row)
+        for grads in found:
+            sizes = norms(grads)
+            if (sizes > limits).any():
+                with np.errstate(invalid="ignore"):  # a row that is not finite stays so
+                    grads *= cast(np.where(sizes > limits, limits / sizes, 1.0)[:, None], grads)
         return found
 
 

@@ -130,7 +130,6 @@ class Server:
         if self.k == 0 or self.rule.left is None:
             return True
         if self.rule.periodic:
-            # Whoever missed its period, for want of a finite gradient, is due until it uploads.
             late = self.tau > self.laziness.D
             return self.k % self.laziness.D == 0 or (late if late.any() else False)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
@@ -141,8 +140,9 @@ class Server:
         """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}."""
         before = self.theta
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
-        if self.k == 0:
-            self.tau[~uploaded] = self.laziness.D + 1  # the server has nothing of them yet: they stay due
+        if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
+            # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
+            self.tau[~uploaded] = self.laziness.D + 1
         if innovation is not None:
             self.aggregate += innovation
             self.tau[uploaded] = 1

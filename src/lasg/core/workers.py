@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from lasg.core.server import Opened
 
 
-# Up to so many entries the innovations are summed at once; beyond, row by row, without temporaries of that size.
+# Up to so many entries the workers' vectors are treated at once; more in pieces, without temporaries for all of them.
 AT_ONCE = 1 << 18
+# Of longer vectors so many entries at a time.
+BLOCK = 1 << 16
 
 
 class Oracle(Protocol):
@@ -136,16 +138,15 @@ class Workers:
         return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken)
 
     def _left(self, now: Record) -> FloatArray:
-        """Evaluate the rule; where vectors are long worker by worker, without temporaries for all of them."""
+        """Evaluate the rule, of long vectors piece by piece."""
         assert self.rule.left is not None
-        if len(self.ids) * now.grad.shape[-1] <= AT_ONCE:
+        if now.grad.shape[-1] * len(self.ids) <= AT_ONCE:
             return host(self.rule.left(now, Record(**self.memory)))
         found = []
-        for i in range(len(self.ids)):
-            row = slice(i, i + 1)
-            mine = now._replace(grad=now.grad[row], probe=None if now.probe is None else now.probe[row])
-            last = {name: kept[row] for name, kept in self.memory.items()}
-            found.append(host(self.rule.left(mine, Record(**last))))
+        for some in _pieces(len(self.ids), now.grad.shape[-1]):
+            mine = now._replace(grad=now.grad[some], probe=None if now.probe is None else now.probe[some])
+            last = Record(**{name: kept[some] for name, kept in self.memory.items()})
+            found.append(host(self.rule.left(mine, last)))
         return np.concatenate(found)
 
     def _compute(self, opened: Opened, rows: IntArray | None) -> tuple[Record, int]:
@@ -184,22 +185,35 @@ class Workers:
 
         `grad` has a row for every worker, or, under a server rule, for those that were asked: all of them upload.
         """
-        senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
         p = grad.shape[-1]
-        if uploads * p <= AT_ONCE:
-            sent = grad if uploads == len(grad) else grad[senders]
-            decoded, bits = transmit(self.codec, sent, lambda: self._noise(k, senders, p))
-            innovation = (float64(decoded) - self.contributed[senders]).sum(0)
-            self.contributed[senders] = decoded
-            return innovation, bits
-        innovation, bits = float64(zeros((p,), grad)), 0
-        ids = np.arange(len(self.ids))[senders]
-        for i, m in zip(range(uploads) if uploads == len(grad) else ids, ids, strict=True):
-            (row,), size = transmit(self.codec, grad[i : i + 1], functools.partial(self._noise, k, ids[ids == m], p))
-            innovation += float64(row) - self.contributed[m]
-            self.contributed[m] = row
+        senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
+        # (rows of grad, workers), in pieces if they are long.
+        parts: list[tuple[Any, Any]] = [(slice(None) if uploads == len(grad) else senders, senders)]
+        if uploads * p > AT_ONCE:
+            everybody = np.arange(len(self.ids))[senders]
+            places = np.arange(uploads) if uploads == len(grad) else everybody
+            parts = [(_view(places[some]), _view(everybody[some])) for some in _pieces(uploads, p)]
+        innovation, bits = None, 0
+        for at, who in parts:
+            decoded, size = transmit(self.codec, grad[at], functools.partial(self._noise, k, who, p))
+            if p <= BLOCK:
+                change = (float64(decoded) - float64(self.contributed[who])).sum(0)
+                self.contributed[who] = decoded
+                innovation = change if innovation is None else innovation + change
+            else:
+                innovation = float64(zeros((p,), grad)) if innovation is None else innovation
+                self._add(innovation, decoded, who)
             bits += size
         return innovation, bits
+
+    def _add(self, innovation: Array, decoded: Array, who: IntArray | slice) -> None:
+        """Add what changed, block by block: temporaries as long as the model would cost more than its gradient."""
+        for row, m in zip(decoded, np.arange(len(self.ids))[who].tolist(), strict=True):
+            mine = self.contributed[m]
+            for start in range(0, len(row), BLOCK):
+                block = slice(start, start + BLOCK)
+                innovation[block] += float64(row[block]) - float64(mine[block])
+                mine[block] = row[block]
 
     def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
         """Return uniform numbers for each sender and entry, a function of (seed, worker, round)."""
@@ -207,10 +221,10 @@ class Workers:
         return counter.uniforms(key, p)
 
     def _remember(self, now: Record, uploaded: Mask) -> None:
+        who = np.flatnonzero(uploaded) if self.memory else ()
         for name, kept in self.memory.items():
-            new = getattr(now, name)
-            for m in np.flatnonzero(uploaded).tolist() if kept[0].shape[-1] * len(kept) > AT_ONCE else [uploaded]:
-                kept[m] = new[m]
+            for some in _pieces(len(who), kept.shape[-1]):
+                kept[who[some]] = getattr(now, name)[who[some]]
         if self.iterates is not None:
             self.iterates.keep(now.theta, uploaded)
 
@@ -230,6 +244,17 @@ class Workers:
         self.snapshot = state["snapshot"]
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
+
+
+def _pieces(rows: int, p: int) -> list[slice]:
+    """Cut rows of length p into pieces of at most `AT_ONCE` entries, or one row."""
+    step = max(1, AT_ONCE // p)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def _view(rows: IntArray) -> IntArray | slice:
+    """Return a slice for a single row, since a list of rows would be copied."""
+    return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
 
 
 def _finite(numbers: FloatArray | None) -> bool:

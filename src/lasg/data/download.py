@@ -31,22 +31,32 @@ def obtain(dataset: str, data_dir: Path | None, *, force: bool = False, progress
         source = FILES[name]
         if source.instead and files.find(source, data_dir) is None:
             source = FILES[source.instead]
-        paths.append(obtain_file(source, dataset, data_dir, force=force, progress=progress))
+        again = f"lasg data fetch {dataset}"
+        paths.append(obtain_file(source, again, f"{again} --force", data_dir, force=force, progress=progress))
     return paths
 
 
 def obtain_file(
-    source: Source, of: str, data_dir: Path | None, *, force: bool = False, progress: Progress | None = None
+    source: Source,
+    again: str,
+    mend: str,
+    data_dir: Path | None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
-    """Return one raw file of a data set or of weights, verified; downloaded if it is not here."""
+    """Return one raw file of a data set or of weights, verified; downloaded if it is not here.
+
+    `again` is the command that tries once more, `mend` what replaces a damaged file in the cache.
+    """
     found = files.find(source, data_dir)
     if found is None or (force and found.in_cache):
-        return _download(source, of, data_dir, progress)
-    files.verify(found, source, of)
+        return _download(source, again, data_dir, progress)
+    files.verify(found, source, mend)
     return found.path
 
 
-def _download(source: Source, dataset: str, data_dir: Path | None, progress: Progress | None) -> Path:
+def _download(source: Source, again: str, data_dir: Path | None, progress: Progress | None) -> Path:
     target = cache.raw_folder() / source.name
     failures = []
     with cache.writing(target.parent) as temporary:
@@ -67,7 +77,7 @@ def _download(source: Source, dataset: str, data_dir: Path | None, progress: Pro
     folders = ", ".join(str(folder) for folder, _ in files.search_folders(data_dir))
     raise LasgError(
         f"could not download {source.name} ({'; '.join(failures)}), and it is not in {folders}: try again"
-        f" with `lasg data fetch {dataset}`, or put the file into a folder named by --data-dir or LASG_DATA"
+        f" with `{again}`, or put the file into a folder named by --data-dir or LASG_DATA"
     )
 
 

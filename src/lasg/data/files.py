@@ -105,16 +105,16 @@ def content_fault(path: Path, source: Source) -> str | None:
     return None
 
 
-def mending(found: Found, dataset: str) -> str:
-    """Say how to mend a damaged raw file: lasg replaces its own, the user replaces theirs."""
-    return f"lasg data fetch {dataset} --force" if found.in_cache else "replace or delete this file"
+def mending(found: Found, command: str) -> str:
+    """Say how to mend a damaged raw file: lasg replaces its own by a command, the user replaces theirs."""
+    return command if found.in_cache else "replace or delete this file"
 
 
-def verify(found: Found, source: Source, dataset: str) -> None:
-    """Raise the error for a damaged raw file, if it is damaged."""
+def verify(found: Found, source: Source, command: str) -> None:
+    """Raise the error for a damaged raw file, if it is damaged; the command replaces it."""
     fault = content_fault(found.path, source)
     if fault is not None:
-        raise LasgError(f"{found.path} is damaged: {fault}; to mend: {mending(found, dataset)}")
+        raise LasgError(f"{found.path} is damaged: {fault}; to mend: {mending(found, command)}")
 
 
 def reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ def parse_images(path: Path, classes: slice = slice(None)) -> Parts:
             raise LasgError(f"{path}: {ANNOTATIONS} must have lines of file name, tab, class: correct it")
         test = [(f"val/images/{line[0]}", number[line[1]]) for line in lines if line[1] in number]
         shape = _decode(path, train[0][0], read).shape
+        if shape[1] != shape[2]:
+            raise LasgError(f"{path}: images must be square, {train[0][0]} is {shape[2]} x {shape[1]}: crop them")
         tables = [_table(path, chosen, read, names, shape) if chosen else None for chosen in (train, test)]
     assert tables[0] is not None  # every class has an image
     return Parts(tables[0], tables[1], len(listed))
@@ -48,8 +51,6 @@ def parse_images(path: Path, classes: slice = slice(None)) -> Parts:
 def image_shape(columns: int) -> tuple[int, int, int]:
     """Return the shape of a square colour image of so many numbers."""
     side = round((columns / 3) ** 0.5)
-    if 3 * side * side != columns:
-        raise LasgError(f"images must be square, these have {columns // 3} pixels: crop them")
     return (3, side, side)
 
 
@@ -74,14 +75,17 @@ def _decode(path: Path, name: str, read: Reader) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(read(name))) as image:
             return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
-    except (OSError, UnidentifiedImageError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, UnidentifiedImageError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise LasgError(f"{path}: {name} is not a sound image ({error}): replace it") from error
 
 
 def _text(path: Path, read: Reader, names: set[str], name: str) -> str:
     if name not in names:
         raise LasgError(f"{path} is not in tiny-imagenet's layout: it has no {name}")
-    return read(name).decode("utf-8", "replace")
+    try:
+        return read(name).decode("utf-8", "replace")
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise LasgError(f"{path}: {name} is damaged ({error}): replace it") from error
 
 
 @contextmanager

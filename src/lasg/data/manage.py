@@ -122,7 +122,9 @@ def _check_file(name: str, file: str, data_dir: Path | None) -> CheckResult:
     fault = files.content_fault(found.path, FILES[file])
     if fault is None:
         return CheckResult(name, file, found.path, "ok", "checksum is right", "")
-    return CheckResult(name, file, found.path, "damaged", fault, files.mending(found, name))
+    return CheckResult(
+        name, file, found.path, "damaged", fault, files.mending(found, f"lasg data fetch {name} --force")
+    )
 
 
 def _check_own(name: str) -> CheckResult:

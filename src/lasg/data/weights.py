@@ -30,7 +30,10 @@ def find(name: str, data_dir: Path | None) -> Path | None:
     if name in OFFICIAL:
         found = files.find(OFFICIAL[name], data_dir)
         return None if found is None else found.path
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # ~somebody who is not known here
+        return None
     if path.is_file():
         return path
     if path.name != name or path.suffix in SUFFIXES:
@@ -43,12 +46,13 @@ def find(name: str, data_dir: Path | None) -> Path | None:
 def obtain(name: str, data_dir: Path | None, progress: Progress | None = None) -> Path:
     """Return a weight file, downloaded and verified where it is an official one that is not here."""
     if name in OFFICIAL:
-        return obtain_file(OFFICIAL[name], name, data_dir, progress=progress)
+        return obtain_file(OFFICIAL[name], "the same command", "delete this file", data_dir, progress=progress)
     path = find(name, data_dir)
     if path is None:
+        plain = Path(name).name.removesuffix(".safetensors")
         raise LasgError(
-            f"there is no weight file {name!r}: give a path, or put {name}.safetensors into a folder named by"
-            f" --data-dir or LASG_DATA. {', '.join(OFFICIAL)} is downloaded; lasg pretrain makes others"
+            f"there is no weight file {name!r}: give a path, or put {plain}.safetensors into a folder named by"
+            f" --data-dir or LASG_DATA and say {plain}. {', '.join(OFFICIAL)} is downloaded; lasg pretrain makes others"
         )
     return path
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from lasg.core.algorithms import algorithm
-from lasg.core.arrays import Array, FloatArray, host
+from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
 from lasg.core.rules import Rule
@@ -48,11 +48,10 @@ def dataset(name: str, data_dir: Path | None) -> Dataset:
 def identity(spec: Spec, data_dir: Path | None = None, own: Problem | None = None) -> str:
     """Return the checksum of what a run starts from besides its spec: the data, and a network's weights.
 
-    Of a problem of the caller's own it is that of the start and the shards' sizes: the data is the caller's business.
+    A problem of the caller's own tells it itself.
     """
     if own is not None:
-        parts = (host(own.start()).tobytes(), np.asarray(own.sizes, np.int64).tobytes())
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        return own.fingerprint()
     data, start = dataset(spec.data, data_dir).sha256, _start(spec, data_dir)
     return data if start is None else hashlib.sha256(f"{data} {start}".encode()).hexdigest()
 
@@ -66,10 +65,10 @@ def problem(spec: Spec, data_dir: Path | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
     if spec.data == OWN:
         raise LasgError("this run's problem is a program's own: go on with it there, by the same call of lasg.train")
-    return _problem(tuple(getattr(spec, name) for name in _PROBLEM), data_dir, _start(spec, data_dir))
+    return _problem(tuple(getattr(spec, name) for name in PROBLEM), data_dir, _start(spec, data_dir))
 
 
-_PROBLEM = (
+PROBLEM = (
     *("data", "workers", "partition", "alpha", "classes", "sizes", "cut", "batch", "lam", "seed", "dtype"),
     *("model", "weights", "batch_norm", "augment", "autocast", "device"),
 )
@@ -78,14 +77,14 @@ _PROBLEM = (
 
 @functools.lru_cache(maxsize=1)
 def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) -> Problem:  # noqa: ARG001
-    of = SimpleNamespace(**dict(zip(_PROBLEM, values, strict=True)))
+    of = SimpleNamespace(**dict(zip(PROBLEM, values, strict=True)))
     loaded = dataset(of.data, data_dir)
     options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
     shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
     if of.model is not None:
         return _network(of, loaded, shards, data_dir)
     if loaded.features.dtype == np.uint8:
-        raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18 or cnn")
+        raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18, cnn or mlp")
     test = None
     if loaded.test_features is not None and loaded.test_labels is not None:
         test = (loaded.test_features, loaded.test_labels)

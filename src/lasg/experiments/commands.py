@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec, parse_value
+from lasg.experiments.spec import Spec, is_own, parse_value
 from lasg.experiments.tasks import SETTINGS, task
 
 _OWN = ("task", "algorithm", "seed", "partition", "until")
@@ -30,7 +30,7 @@ def command(spec: Spec) -> str | None:
     if any(key not in given for key in usual):
         return None  # a default that was taken away: no --set does that
     changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
-    if spec.task.startswith("libsvm:"):
+    if is_own(spec.task):
         changed["data"] = spec.data  # the whole path: the task may name it from another folder
     if spec.until:
         changed["iterations"] = spec.iterations  # or the cap on them would give way to the budget

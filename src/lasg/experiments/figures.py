@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import clock, paper
-from lasg.experiments.spec import Spec, folder_name
+from lasg.experiments.spec import Spec, folder_name, is_own, short_name
 from lasg.experiments.tasks import SETTINGS, TASKS, task
 
 ITERATIONS = {"ijcnn1-lr": 10_000, "mnist-lr": 10_000, "covtype-lr": 10_000}
@@ -54,8 +53,7 @@ class Figure:
 def curves(name: str, setting: str, choice: Choice) -> Figure:
     """Loss against iterations, uploads and upload bits (fig:covtype, fig:ijcnn1, fig:mnist, and their _u twins)."""
     found = [curve_spec(name, setting, algorithm, seed) for seed in choice.each(5) for algorithm in ALGORITHMS]
-    # A LIBSVM file's name becomes part of the picture's, its folders do not.
-    file = f"{folder_name(Path(name.removeprefix('libsvm:')).name)}-{setting}"
+    file = f"{folder_name(short_name(name))}-{setting}"
     return Figure(name=file, kind="curves", title=f"{name}, {setting}", specs=tuple(found))
 
 
@@ -213,7 +211,7 @@ def figures(name: str, choice: Choice) -> list[Figure]:
         if name.removesuffix(f"-{setting}") in TASKS and name.endswith(setting):
             _takes(name, choice, "seeds")
             return [by_task(name.removesuffix(f"-{setting}"), setting, choice)]
-    if name in TASKS or name.startswith("libsvm:"):
+    if name in TASKS or is_own(name):
         _takes(name, choice, "seeds", "setting")
         return [by_task(name, setting, choice) for setting in SETTINGS if choice.setting in {None, setting}]
     known = [*PLAIN, *TASKS, *listed()]

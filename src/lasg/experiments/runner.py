@@ -117,10 +117,10 @@ class Job:
             self.message = str(error)
             return "diverged"
         except Faulty as error:
-            return self._gave_up(error, checkpoint)
+            return self._gave_up(error, report, checkpoint)
         return "done"
 
-    def _gave_up(self, error: Faulty, checkpoint: Callable[[], None] | None) -> str:
+    def _gave_up(self, error: Faulty, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be mended."""
         everybody = bool((self.simulation.streak >= self.simulation.patience).all())
         if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.loss()):
@@ -129,6 +129,8 @@ class Job:
         self.simulation.forgive()  # after a resume it has as much patience again
         if checkpoint is not None:
             checkpoint()
+        if report is not None:
+            report(self.status(min(ALMOST, self.share())))
         raise error
 
     def status(self, share: float, *, evaluating: bool = False) -> Status:
@@ -221,7 +223,7 @@ def run(
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
                 return _finish(job, folder, meta, report)
-            except LasgError:
+            except Exception:
                 # What has a checkpoint can be resumed, after a full disk for example: that is not thrown away.
                 if not (folder / store.CHECKPOINT).is_file():
                     store.discard(folder)

@@ -26,6 +26,8 @@ BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
 
 
+OWN_DATA = ("libsvm:", "images:")
+"""What the tasks on a user's own data begin with; a path follows."""
 OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
@@ -41,7 +43,7 @@ class Spec:
     algorithm: str
     """One of the twelve, or rule+codec+local steps such as wk2+qsgd8+H4."""
     data: str
-    """A data set's name, or libsvm:PATH."""
+    """A data set's name, libsvm:PATH or images:PATH."""
     seed: int = 0
     workers: int = 10
     """M."""
@@ -85,7 +87,7 @@ class Spec:
     """The bound on L_m that lasg-ps uses."""
     dtype: Literal["float32", "float64"] = "float32"
     model: str | None = None
-    """A network: cnn or resnet18; absent: logistic or softmax regression."""
+    """A network: mlp, cnn or resnet18; absent: logistic or softmax regression."""
     weights: str | None = None
     """A network's start: a weight file's name or path; absent: drawn from the seed."""
     batch_norm: Literal["local", "frozen"] | None = None
@@ -199,7 +201,17 @@ class Spec:
     @property
     def family(self) -> str:
         """What the labels of all runs on this task and partition begin with."""
-        return folder_name(f"{Path(self.task.removeprefix('libsvm:')).name}-{self.partition}")
+        return folder_name(f"{short_name(self.task)}-{self.partition}")
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a task is on the user's own data: libsvm:PATH or images:PATH."""
+    return name.startswith(OWN_DATA)
+
+
+def short_name(name: str) -> str:
+    """Return a task's name for titles and files: of the user's own data the file's, without its folders."""
+    return Path(name.partition(":")[2]).name if is_own(name) else name
 
 
 def folder_name(name: str) -> str:

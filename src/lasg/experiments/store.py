@@ -159,7 +159,7 @@ def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:
     """Write a trained model by name."""
-    _save(folder / MODEL, {name: np.ascontiguousarray(host(value)) for name, value in model.items()}, {})
+    _save(folder / MODEL, {name: np.asarray(host(value), order="C") for name, value in model.items()}, {})
 
 
 def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> None:

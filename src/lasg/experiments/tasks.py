@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lasg.errors import LasgError, did_you_mean
-from lasg.experiments.spec import Spec, from_dict
+from lasg.experiments.spec import Spec, from_dict, is_own
 
 SETTINGS = {"homogeneous": "homogeneous", "heterogeneous": "sorted"}
 """The paper's two settings, and the partition each is."""
@@ -109,7 +109,7 @@ _ROWS = (
             "augment": True,
             "batch": 0.016,
             "lam": 0.0,
-            "eta": 0.02,
+            "eta": 0.05,
             "D": 50,
             "H": 4,
             "bits": 8,
@@ -122,14 +122,27 @@ _ROWS = (
 TASKS = {row.name: row for row in _ROWS}
 
 
+_OWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "libsvm:": ("regression on the LIBSVM file", {}),
+    "images:": (
+        "ResNet-18 on the images in",
+        {"model": "resnet18", "augment": True, "lam": 0.0, "eta": 0.05, "bits": 8},
+    ),
+}
+"""Tasks on the user's own data: what each prefix means, and its defaults."""
+
+
 def task(name: str) -> Task:
-    """Return the task called `name`; libsvm:PATH is a task with the plain defaults."""
-    if name.startswith("libsvm:"):
+    """Return the task called `name`; libsvm:PATH and images:PATH are tasks with plain defaults."""
+    if is_own(name):
+        prefix, colon, text = name.partition(":")
+        what, defaults = _OWN[prefix + colon]
         # The whole path: a run must find its file from any folder, and tell it from a namesake.
-        path = Path(name.removeprefix("libsvm:")).absolute()
-        return Task(name, f"regression on the LIBSVM file {path}", {"data": f"libsvm:{path}"})
+        path = Path(text).absolute()
+        return Task(name, f"{what} {path}", {"data": f"{prefix}:{path}", **defaults})
     if name not in TASKS:
         raise LasgError(
-            f"unknown task {name!r}.{did_you_mean(name, TASKS)} Known: {', '.join(TASKS)}, or libsvm:PATH for a file"
+            f"unknown task {name!r}.{did_you_mean(name, TASKS)} Known: {', '.join(TASKS)}; libsvm:PATH for a file, or "
+            "images:PATH for a folder or zip of images"
         )
     return TASKS[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,14 +134,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     That reader (weights_only) runs no code from the file: anything but tensors in it is refused.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged file makes these readers raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LasgError(f"cannot read the weights {path}: {reason}") from None
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

@@ -7,18 +7,21 @@ contributes (n_m / N) * (mean gradient of its minibatch) + (lam / M) * theta.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from lasg import counter
+from lasg.core.arrays import norms
 from lasg.data.batches import Batches, batch_sizes
 from lasg.errors import LasgError
 from lasg.problems.flat import FlatView
@@ -90,6 +93,13 @@ class ModuleProblem:
             raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
         if batch_norm not in {"local", "frozen"}:
             raise LasgError(f"batch_norm must be 'local' or 'frozen', got {batch_norm!r}")
+        if autocast is not None and dtype == "float64":
+            raise LasgError("autocast is for float32: a float64 run computes everything in float64")
+        shards = [np.asarray(shard) for shard in shards]
+        if not all(np.issubdtype(shard.dtype, np.integer) for shard in shards):
+            raise LasgError("shards must be row numbers, integers, one array a worker")
+        if any(is_lazy(value) for value in module.parameters()):
+            raise LasgError("the module has lazy layers without a shape yet: call it once on a sample first")
         self.sizes = np.array([len(shard) for shard in shards])
         if not len(self.sizes) or not self.sizes.all():
             raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
@@ -97,14 +107,14 @@ class ModuleProblem:
         self.module = copy.deepcopy(module).to(device=self.device, dtype=getattr(torch, dtype))
         self.flat = FlatView(self.module)
         self.p, self.lam, self.seed = self.flat.p, lam, seed
-        self.loss_function, self.metric, self.transform = loss, metric or right, transform
+        self.loss_function, self.metric, self.transform = loss, metric, transform
         self.data, self.test = _Reader(dataset), None if test is None else _Reader(test)
-        self.order = np.concatenate([np.asarray(shard, np.int64) for shard in shards])
+        self.order = np.concatenate([shard.astype(np.int64) for shard in shards])
         if self.order.min() < 0 or self.order.max() >= len(self.data):
             raise LasgError(f"the shards name samples outside the dataset's 0 to {len(self.data) - 1}")
         self.samples, self.workers = len(self.order), len(self.sizes)
         self.weights: FloatArray = self.sizes / self.samples
-        self.batch = batch_sizes(self.sizes, batch)
+        self.share, self.batch = batch, batch_sizes(self.sizes, batch)
         self.batches = Batches(self.sizes, self.batch, ids=np.arange(self.workers), seed=seed)
         self.autocast = None if autocast is None else _autocast(autocast)
         self._scale = HALF_SCALE if autocast == "float16" else 1.0
@@ -113,7 +123,21 @@ class ModuleProblem:
         self._channels_last = any(value.ndim == 4 and not value.is_contiguous() for value in self.flat.parameters)
         self._train_mode()
         self.buffers = Buffers(self.module, self.workers) if self._changes_buffers() else None
+        self._try_one_sample()
         self.how = self._chosen(how)
+
+    def _try_one_sample(self) -> None:
+        """Refuse at once what cannot work: an input the module does not take, a loss that is not a number."""
+        versions = [value._version for value in self.flat.parameters]
+        self.module.eval()
+        with torch.no_grad(), self._own_randomness(), _told("its first sample"):
+            self._value(*self._minibatch(0, 0, self.order[:1]))
+        self._train_mode()
+        if versions != [value._version for value in self.flat.parameters]:
+            raise LasgError(
+                "the module writes into its own parameters when it is called (as Embedding with max_norm does): "
+                "they are views of the server's model, which only the server may move"
+            )
 
     # -- what a simulation begins with ----------------------------------------------------------------------
 
@@ -130,6 +154,17 @@ class ModuleProblem:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: the workers' buffers."""
         return {} if self.buffers is None else self.buffers.state()
+
+    def fingerprint(self) -> str:
+        """Return a checksum of what decides the gradients: start, samples, shards, minibatches and the way to compute.
+
+        Of a map-style dataset only its length is known; of module and loss, only the parameters' names and start.
+        """
+        ways = [self.flat.names, self.share, self.seed, self.lam, self.batch_norm, self.dtype, str(self.autocast)]
+        digest = hashlib.sha256(repr([*ways, len(self.data)]).encode())
+        for values in (self._start.cpu().numpy(), self.sizes, self.order, *self.data.arrays()):
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take a checkpoint's state."""
@@ -167,18 +202,23 @@ class ModuleProblem:
     ) -> None:
         """One forward and backward a worker and point."""
         masks = counter.keys(self.seed, counter.DROPOUT, who, iteration)[0] >> np.uint64(1)
-        for i, m in enumerate(who):
-            x, y = self._minibatch(iteration, int(m), drawn[i])
+        for i, m in enumerate(who.tolist()):
+            x, y = self._minibatch(iteration, m, drawn[i])
+            after = None
             for j, point in enumerate(points):
                 self._seed(int(masks[i]))
                 if self.buffers is not None:
-                    self.buffers.load(int(m))
+                    self.buffers.load(m)
                 self.flat.point_at(_of(point, i))
-                value = self._value(x, y)
-                parts = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
+                with _told(f"worker {m}'s minibatch of iteration {iteration}"):
+                    value = self._value(x, y)
+                    parts = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
                 self.flat.write(found[j][i], parts)
                 if self.buffers is not None and j == 0:
-                    self.buffers.keep(int(m))
+                    after = self.buffers.read()
+            # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
+            if self.buffers is not None and after is not None and bool(torch.isfinite(found[0][i].sum())):
+                self.buffers.keep(m, after)
 
     def _by_vmap(
         self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
@@ -191,7 +231,8 @@ class ModuleProblem:
             for j, point in enumerate(points):
                 shared = isinstance(point, Tensor) and point.ndim == 1
                 theta = point if shared else torch.stack([_of(point, i) for i in some])
-                parts = self._vectorised(theta, x, y)
+                with _told("vmap; how='loop' works for every module"):
+                    parts = self._vectorised(theta, x, y)
                 for row, i in enumerate(some):
                     self.flat.write(found[j][i], [part[row] for part in parts])
 
@@ -209,19 +250,22 @@ class ModuleProblem:
 
     def _value(self, x: Any, y: Any) -> Tensor:
         with self._precision():
-            value = self.loss_function(self.module(x), y)
-        if value.ndim:
-            raise LasgError(f"the loss must be one number, the mean over its samples; got shape {tuple(value.shape)}")
-        return value * self._scale
+            return _number(self.loss_function(self.module(x), y)) * self._scale
 
     def _minibatch(self, iteration: int, m: int, rows: IntArray) -> tuple[Any, Any]:
+        key = counter.keys(self.seed, counter.AUGMENTATION, [m], iteration)[0, 0]
+        self._seed(int(key >> np.uint64(1)))  # a dataset may draw from torch's generator
         x, y = self.data.read(rows)
         if self.transform is not None:
-            x = self.transform.train(x, counter.keys(self.seed, counter.AUGMENTATION, [m], iteration)[0, 0])
+            x = self.transform.train(x, key)
         return self._moved(x), self._moved(y)
 
     def _moved(self, value: Any) -> Any:
         """Return a batch on the device, floats in the run's dtype, images as the module has its filters."""
+        if isinstance(value, Mapping):
+            return {name: self._moved(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._moved(part) for part in value)
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point():
@@ -300,7 +344,8 @@ class ModuleProblem:
             self.buffers.load_pooled(self.weights)
         self.module.eval()
         try:
-            with torch.no_grad(), self._precision():
+            with torch.no_grad(), self._precision(), self._own_randomness():
+                self._seed(self.seed & (2**62 - 1))
                 yield self.module
         finally:
             self._train_mode()
@@ -310,31 +355,37 @@ class ModuleProblem:
             some = rows[start : start + CHUNK]
             x, y = data.read(some)
             x = x if self.transform is None else self.transform.test(x)
-            yield module(self._moved(x)), self._moved(y), len(some)
+            with _told("an evaluation"):
+                yield module(self._moved(x)), self._moved(y), len(some)
 
     def loss(self, theta: Tensor) -> float:
         """Return the objective over all samples, in evaluation mode, summed in float64."""
         total = 0.0
         with self.evaluating(theta) as module:
             for output, target, count in self._outputs(self.data, np.sort(self.order), module):
-                total += count * float(self.loss_function(output, target))
-        wide = theta.double()
-        return total / self.samples + (0.5 * self.lam * float(wide @ wide) if self.lam else 0.0)
+                total += count * float(_number(self.loss_function(output, target)))
+        return total / self.samples + (0.5 * self.lam * float(norms(theta)) ** 2 if self.lam else 0.0)
 
     def accuracy(self, theta: Tensor) -> float | None:
-        """Return the metric's mean over the test set, the share that is classified right; None without one."""
+        """Return the metric's mean over the test set; by default the share of it that is classified right.
+
+        None without a test set, or where the targets are no classes and no metric was given.
+        """
         if self.test is None:
             return None
         total = 0.0
         with self.evaluating(theta) as module:
             for output, target, _ in self._outputs(self.test, np.arange(len(self.test)), module):
-                total += float(self.metric(output, target).sum())
+                if self.metric is None and not _classes(output, target):
+                    return None
+                total += float((self.metric or right)(output, target).sum())
         return total / len(self.test)
 
     def export(self, theta: Tensor) -> dict[str, Tensor]:
         """Return the model at theta by the names of the module's state dict: parameters, frozen ones and buffers."""
         with self.evaluating(theta) as module:
-            return {name: value.detach().clone().contiguous() for name, value in module.state_dict().items()}
+            state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+            return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:
@@ -342,13 +393,41 @@ def right(output: Tensor, target: Tensor) -> Tensor:
     return output.argmax(-1) == target
 
 
+def _classes(output: Any, target: Any) -> bool:
+    """Tell whether outputs are scores of classes, and targets their numbers."""
+    tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
+    return tensors and output.ndim == target.ndim + 1 and not (target.is_floating_point() or target.is_complex())
+
+
+def _number(value: Tensor) -> Tensor:
+    """Return a loss; refuse one that is not a number."""
+    if value.ndim:
+        raise LasgError(f"the loss must be one number, the mean over its samples; got shape {tuple(value.shape)}")
+    return value
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Say in one line where a module, loss or dataset failed; what they raised stays the cause."""
+    try:
+        yield
+    except LasgError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise LasgError(f"the module failed on {where}: {type(error).__name__}: {reason}") from error
+
+
 class Buffers:
     """The workers' own buffers: what BatchNorm remembers of the minibatches that each has seen."""
 
     def __init__(self, module: nn.Module, workers: int) -> None:
         self.module = module
-        self.tensors = list(module.buffers())
-        self.start = [value.clone() for value in self.tensors]
+        # By owner and name: a module may put a new tensor in a buffer's place.
+        self.places = [
+            (part, name) for part in module.modules() for name, value in part._buffers.items() if value is not None
+        ]
+        self.start = [value.clone() for value in self.read()]
         self.own = [value.expand(workers, *value.shape).clone() for value in self.start]
 
     def fresh(self) -> Buffers:
@@ -357,28 +436,32 @@ class Buffers:
         other.own = [start.expand_as(own).clone() for start, own in zip(self.start, self.own, strict=True)]
         return other
 
-    def load(self, m: int) -> None:
-        """Give the module worker m's buffers."""
-        for tensor, own in zip(self.tensors, self.own, strict=True):
-            tensor.copy_(own[m])
+    def read(self) -> list[Tensor]:
+        """Return the module's buffers as they are now."""
+        return [cast("Tensor", part._buffers[name]) for part, name in self.places]
 
-    def keep(self, m: int) -> None:
-        """Keep the module's buffers as worker m's."""
-        for tensor, own in zip(self.tensors, self.own, strict=True):
-            own[m].copy_(tensor)
+    def load(self, m: int) -> None:
+        """Give the module a copy of worker m's buffers."""
+        self._put([own[m].clone() for own in self.own])
+
+    def _put(self, values: Sequence[Tensor]) -> None:
+        for (part, name), value in zip(self.places, values, strict=True):
+            part._buffers[name] = value
+
+    def keep(self, m: int, values: Sequence[Tensor]) -> None:
+        """Keep buffers as worker m's, unless they are not finite."""
+        if all(bool(torch.isfinite(value).all()) for value in values):
+            for own, value in zip(self.own, values, strict=True):
+                own[m].copy_(value)
 
     def load_pooled(self, weights: FloatArray) -> None:
         """Give the module one set for all: the mean, and of variances the one of all workers' samples together."""
-        for tensor, own in zip(self.tensors, self.own, strict=True):
-            if tensor.is_floating_point():
-                tensor.copy_(_mean(own, weights))
-            else:
-                tensor.copy_(own.amax(0))
-        index = {id(tensor): own for tensor, own in zip(self.tensors, self.own, strict=True)}
-        for part in self.module.modules():
+        self._put([_pooled(own, weights) for own in self.own])
+        index = {(id(part), name): own for (part, name), own in zip(self.places, self.own, strict=True)}
+        for part in {part for part, _ in self.places}:
             if isinstance(part, BatchNorms) and part.running_mean is not None and part.running_var is not None:
-                means = index[id(part.running_mean)]
-                part.running_var += _mean(means**2, weights) - _mean(means, weights) ** 2
+                apart = index[id(part), "running_mean"] - part.running_mean
+                part.running_var = part.running_var + _mean(apart * apart, weights)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""
@@ -388,6 +471,13 @@ class Buffers:
         """Take a checkpoint's state."""
         for i, own in enumerate(self.own):
             own.copy_(state[str(i)])
+
+
+def _pooled(own: Tensor, weights: FloatArray) -> Tensor:
+    """Return one buffer for all: theirs where they agree, else the weighted mean; of counts the largest."""
+    if bool((own == own[0]).all()):
+        return own[0].clone()
+    return _mean(own, weights) if own.is_floating_point() or own.is_complex() else own.amax(0)
 
 
 def _mean(rows: Tensor, weights: FloatArray) -> Tensor:
@@ -400,20 +490,27 @@ class _Reader:
     """Rows of a dataset as batches: of a pair of arrays by indexing, of a map-style dataset one by one."""
 
     def __init__(self, dataset: Samples | tuple[Any, Any]) -> None:
-        self.pair = dataset if isinstance(dataset, tuple) else None
         self.dataset = dataset
-        if self.pair is not None and len(self.pair[0]) != len(self.pair[1]):
-            raise LasgError(f"{len(self.pair[0])} inputs and {len(self.pair[1])} targets: there must be as many")
+        self.pair = None
+        if isinstance(dataset, tuple):
+            if len(dataset) != 2 or len(dataset[0]) != len(dataset[1]):
+                raise LasgError("a dataset of arrays is a pair, inputs and targets, with as many of each")
+            self.pair = tuple(part if isinstance(part, np.ndarray | Tensor) else np.asarray(part) for part in dataset)
 
     def __len__(self) -> int:
         return len(self.dataset if self.pair is None else self.pair[0])
 
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return the samples, where they are arrays."""
+        return [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in self.pair or ()]
+
     def read(self, rows: IntArray) -> tuple[Any, Any]:
         """Return inputs and targets of some rows."""
-        if self.pair is None:
-            x, y = default_collate([self.dataset[int(i)] for i in rows])
+        if self.pair is not None:
+            x, y = (_rows(part, rows) for part in self.pair)
             return x, y
-        x, y = (_rows(part, rows) for part in self.pair)
+        with _told("the dataset, whose items must be pairs (input, target)"):
+            x, y = default_collate([self.dataset[int(i)] for i in rows])
         return x, y
 
 
@@ -433,8 +530,8 @@ def _of(point: Any, i: int) -> Tensor:
 def _device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=found).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise LasgError(f"device {str(device)!r} cannot be used here: {reason}") from None
     return found

@@ -6,6 +6,7 @@ The loss is the mean over all N samples plus (lam / 2) ||theta||^2, without a bi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -65,6 +66,7 @@ class Regression:
             self.features *= (2 * self.labels - 1)[:, None].astype(self.dtype)
         self.outputs = 1 if self.binary else classes
         self.p = features.shape[1] * self.outputs
+        self.share, self.seed = batch, seed
         self.batch = batch_sizes(sizes, batch)
         self.batches = Batches(sizes, self.batch, ids=np.arange(self.workers), seed=seed)
         self._l2 = lam / self.workers
@@ -89,6 +91,14 @@ class Regression:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
+
+    def fingerprint(self) -> str:
+        """Return a checksum of what decides the gradients: samples, shards, minibatches and the l2 term."""
+        ways = [self.classes, self.share, self.seed, self.lam, self.dtype.str]
+        digest = hashlib.sha256(repr(ways).encode())
+        for values in (self.sizes, self.labels, self.features):
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
 
     def export(self, theta: FloatArray) -> dict[str, FloatArray]:
         """Return the model by name: `(features, outputs)`, one output for two classes."""
