@@ -14,16 +14,17 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_has_under_25_lines_and_saves_uploads(path: Path) -> None:
+def test_an_example_has_under_25_lines_and_saves_uploads(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) < 25
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=120)
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path)
     uploads = int(done.stdout.split()[0])
     assert 0 < uploads < 2000, "of the 3,000 that SGD sends"
     assert float(done.stdout.split()[-1]) < 1, "the loss after 300 rounds"
 
 
-def test_there_is_an_example_of_a_rule_and_of_a_codec() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"own_rule", "own_codec"}
+def test_there_is_an_example_of_a_rule_a_codec_and_a_network() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"own_rule", "own_codec", "own_network"}
 
 
 def test_every_key_of_a_spec_is_documented() -> None:

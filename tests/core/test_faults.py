@@ -152,6 +152,18 @@ def test_patience_counts_rounds_in_a_row() -> None:
     assert run.streak.max() <= 1
 
 
+def test_rounds_in_which_a_worker_was_not_asked_neither_add_to_its_streak_nor_end_it() -> None:
+    run = simulation("pse", Broken("numpy", {k: [4] for k in range(60)}), patience=1000)
+    counted = 0
+    for _ in range(30):
+        asked = run.server.open().asked
+        assert asked is not None
+        finished = run.step()
+        counted += finished.broken is not None and bool(finished.broken[4])
+        assert run.streak[4] == counted
+    assert counted > 3
+
+
 def test_a_stopped_simulation_can_be_forgiven_and_goes_on() -> None:
     run = simulation("always", Broken("numpy", {0: [1], 1: [1]}), patience=2)
     run.step()

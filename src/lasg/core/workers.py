@@ -6,7 +6,7 @@ All vectors are stacked, `(W, p)`. W is M in a simulation and 1 in a process tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -112,30 +112,31 @@ class Workers:
         if self.rule.periodic and opened.k % self.D == 0:
             self.snapshot = opened.theta
         now, evaluations = self._compute(opened, rows)
-        left, estimates = None, self.rule.estimate(now, Record()) if self.rule.estimate else None
-        if opened.asked is not None:
-            uploaded = opened.asked
-        elif opened.due is True or self.rule.left is None:
-            uploaded = self._everybody
-        else:
-            left = self._left(now)
-            uploaded = (left > opened.threshold) | opened.due
+        estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
+        left, uploaded = self._decide(opened, now)
         broken = None
         if not (all_finite(now.grad) and _finite(left) and _finite(estimates)):
             sound = _sound(now)
-            if not sound.all():
-                broken = self._nobody.copy()
-                broken[slice(None) if rows is None else rows] = ~sound
-                uploaded = uploaded & ~broken
-                if rows is not None:  # only those that were asked have a row, and all that have one upload
-                    now = Record(*(field if name == "theta" else _pick(field, sound) for name, field in _fields(now)))
-                estimates = _pick(estimates, sound)
+            broken = self._nobody.copy()
+            broken[slice(None) if rows is None else rows] = ~sound
+            uploaded, estimates = uploaded & ~broken, _pick(estimates, sound)
+            if rows is not None:  # only those that were asked have a row, and all that have one upload
+                now = now._replace(grad=now.grad[sound], probe=_pick(now.probe, sound), moved=_pick(now.moved, sound))
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
             return Reply(uploaded, None, 0, 0, evaluations, left, None, broken)
         innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads)
         self._remember(now, uploaded)
         return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken)
+
+    def _decide(self, opened: Opened, now: Record) -> tuple[FloatArray | None, Mask]:
+        """Return the rule's left side, where the workers evaluate it, and who is to upload."""
+        if opened.asked is not None:
+            return None, opened.asked
+        if opened.due is True or self.rule.left is None:
+            return None, self._everybody
+        left = self._left(now)
+        return left, (left > opened.threshold) | opened.due
 
     def _left(self, now: Record) -> FloatArray:
         """Evaluate the rule, of long vectors piece by piece."""
@@ -267,10 +268,6 @@ def _sound(now: Record) -> Mask:
     if now.probe is not None and now.probe is not now.grad:
         found = found & finite_rows(now.probe)
     return found
-
-
-def _fields(record: Record) -> Iterator[tuple[str, Array]]:
-    return zip(Record._fields, record, strict=True)
 
 
 def _pick(field: Array, rows: Mask) -> Array:

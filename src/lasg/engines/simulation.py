@@ -141,11 +141,12 @@ class Simulation:
         ledger.control_bits += self._flags + reply.uploads * self._estimate_bits
         ledger.gradients += reply.gradients
         left = opened.left if reply.left is None else reply.left
-        if reply.broken is not None:
-            self.streak = np.where(reply.broken, self.streak + 1, 0)
-        elif self.streak.any():
-            self.streak = np.zeros_like(self.streak)
-        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, reply.broken)
+        broken = reply.broken if reply.broken is not None and reply.broken.any() else None
+        if broken is not None or self.streak.any():
+            # Who was not asked computed nothing, and so neither failed nor succeeded.
+            kept = 0 if opened.asked is None else np.where(opened.asked, 0, self.streak)
+            self.streak = np.where(False if broken is None else broken, self.streak + 1, kept)
+        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken)
 
     def forgive(self) -> None:
         """Forget how often gradients were not finite, so that a stopped run may be tried again."""

@@ -166,7 +166,9 @@ class Job:
         self.trace.evaluated(self.simulation.ledger, loss, self.problem.accuracy(theta))
         self.evaluation_seconds += time.monotonic() - began
         every = self.spec.evaluate
-        self.next_evaluation = rounds + every if isinstance(every, int) else max(rounds + 1, math.ceil(1.1 * rounds))
+        if rounds >= self.next_evaluation:  # a mark in between does not move the schedule
+            later = rounds + every if isinstance(every, int) else max(rounds + 1, math.ceil(1.1 * rounds))
+            self.next_evaluation = later
 
     def state(self) -> dict[str, Any]:
         """Return all that the run needs to go on."""
@@ -223,7 +225,7 @@ def run(
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
                 return _finish(job, folder, meta, report)
-            except Exception:
+            except LasgError:
                 # What has a checkpoint can be resumed, after a full disk for example: that is not thrown away.
                 if not (folder / store.CHECKPOINT).is_file():
                     store.discard(folder)
