@@ -303,11 +303,14 @@ def test_dropout_masks_differ_between_rounds_and_workers() -> None:
 
 
 def test_torchs_own_generator_is_left_as_it_was() -> None:
-    of = problem(Dropped())
+    module = Dropped()
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    of.gradients(0, [of.start()], None)
+    for how in ("auto", "loop"):
+        of = problem(module, how=how)
+        of.gradients(0, [of.start()], None)
+        of.loss(of.start())
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -6,6 +6,7 @@ torch is imported only once a tensor turns up, so that NumPy-only runs start wit
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -84,6 +85,13 @@ def float64(x: Array) -> Array:
     return (x.cpu() if x.device.type in SINGLE_ONLY else x).double()
 
 
+def change(new: Array, old: Array) -> Array:
+    """Return new - old in double precision."""
+    if isinstance(new, np.ndarray):
+        return new.astype(np.float64) - old
+    return float64(new) - float64(old)
+
+
 def cast(x: Array, like: Array) -> Array:
     """Cast or move `x` to the kind, dtype and device of `like`; a NumPy array may become a tensor."""
     if isinstance(like, np.ndarray):
@@ -104,7 +112,7 @@ def finite_rows(x: Array) -> Mask:
 
 def all_finite(x: Array) -> bool:
     """Tell whether every entry is finite; a sum that overflows says no to huge entries too."""
-    return bool(np.isfinite(float(x.sum())))
+    return math.isfinite(x.sum())
 
 
 def bits_per_entry(x: Array) -> int:

@@ -20,6 +20,7 @@ from lasg.core.arrays import (
     Mask,
     all_finite,
     cast,
+    change,
     copies,
     finite_rows,
     float64,
@@ -187,33 +188,30 @@ class Workers:
         `grad` has a row for every worker, or, under a server rule, for those that were asked: all of them upload.
         """
         p = grad.shape[-1]
-        senders: IntArray | slice = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
-        # (rows of grad, workers), in pieces if they are long.
-        parts: list[tuple[Any, Any]] = [(slice(None) if uploads == len(grad) else senders, senders)]
-        if uploads * p > AT_ONCE:
-            everybody = np.arange(len(self.ids))[senders]
-            places = np.arange(uploads) if uploads == len(grad) else everybody
-            parts = [(_view(places[some]), _view(everybody[some])) for some in _pieces(uploads, p)]
-        innovation, bits = None, 0
-        for at, who in parts:
-            decoded, size = transmit(self.codec, grad[at], functools.partial(self._noise, k, who, p))
-            if p <= BLOCK:
-                change = (float64(decoded) - float64(self.contributed[who])).sum(0)
-                self.contributed[who] = decoded
-                innovation = change if innovation is None else innovation + change
-            else:
-                innovation = float64(zeros((p,), grad)) if innovation is None else innovation
-                self._add(innovation, decoded, who)
+        senders: Any = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
+        if uploads * p <= AT_ONCE:
+            sent = grad if uploads == len(grad) else grad[senders]
+            decoded, bits = transmit(self.codec, sent, functools.partial(self._noise, k, senders, p))
+            innovation = change(decoded, self.contributed[senders]).sum(0)
+            self.contributed[senders] = decoded
+            return innovation, bits
+        innovation, bits = float64(zeros((p,), grad)), 0
+        everybody = np.arange(len(self.ids))[senders]
+        places = np.arange(uploads) if uploads == len(grad) else everybody
+        for some in _pieces(uploads, p):
+            who = everybody[some]
+            decoded, size = transmit(self.codec, grad[_view(places[some])], functools.partial(self._noise, k, who, p))
+            self._add(innovation, decoded, who)
             bits += size
         return innovation, bits
 
-    def _add(self, innovation: Array, decoded: Array, who: IntArray | slice) -> None:
+    def _add(self, innovation: Array, decoded: Array, who: IntArray) -> None:
         """Add what changed, block by block: temporaries as long as the model would cost more than its gradient."""
-        for row, m in zip(decoded, np.arange(len(self.ids))[who].tolist(), strict=True):
+        for row, m in zip(decoded, who.tolist(), strict=True):
             mine = self.contributed[m]
             for start in range(0, len(row), BLOCK):
                 block = slice(start, start + BLOCK)
-                innovation[block] += float64(row[block]) - float64(mine[block])
+                innovation[block] += change(row[block], mine[block])
                 mine[block] = row[block]
 
     def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
@@ -259,7 +257,7 @@ def _view(rows: IntArray) -> IntArray | slice:
 
 
 def _finite(numbers: FloatArray | None) -> bool:
-    return numbers is None or bool(np.isfinite(numbers).all())
+    return numbers is None or all_finite(numbers)
 
 
 def _sound(now: Record) -> Mask:

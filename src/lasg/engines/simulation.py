@@ -89,6 +89,7 @@ class Simulation:
         self.problem, self.ledger = problem.fresh(), Ledger()
         self.patience = patience
         self.streak: IntArray = np.zeros(laziness.workers, np.int64)
+        self._broken = False  # whether anybody is in a streak: quicker to ask in every round
         self.server = Server(optimizer, rule, laziness, smoothness)
         self.workers = Workers(
             self.problem if clip is None else Clipped(self.problem, clip),
@@ -120,7 +121,7 @@ class Simulation:
     def step(self) -> Round:
         """Run one round."""
         server = self.server
-        if self.streak.max() >= self.patience:
+        if self._broken and self.streak.max() >= self.patience:
             worst = int(self.streak.argmax())
             raise Faulty(
                 f"worker {worst} had no finite gradient in {self.streak[worst]} rounds in a row, the last of them "
@@ -142,15 +143,16 @@ class Simulation:
         ledger.gradients += reply.gradients
         left = opened.left if reply.left is None else reply.left
         broken = reply.broken if reply.broken is not None and reply.broken.any() else None
-        if broken is not None or self.streak.any():
+        if broken is not None or self._broken:
             # Who was not asked computed nothing, and so neither failed nor succeeded.
             kept = 0 if opened.asked is None else np.where(opened.asked, 0, self.streak)
             self.streak = np.where(False if broken is None else broken, self.streak + 1, kept)
+            self._broken = bool(self.streak.any())
         return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken)
 
     def forgive(self) -> None:
         """Forget how often gradients were not finite, so that a stopped run may be tried again."""
-        self.streak = np.zeros_like(self.streak)
+        self.streak, self._broken = np.zeros_like(self.streak), False
 
     def state(self, *, live: bool = False) -> dict[str, Any]:
         """Return all that a run needs to go on: nested dicts of arrays and JSON values.
@@ -173,4 +175,5 @@ class Simulation:
         self.workers.restore(state["workers"])
         self.problem.restore(state["problem"])
         self.streak = state["streak"].copy()
+        self._broken = bool(self.streak.any())
         self.ledger = Ledger(*state["ledger"])

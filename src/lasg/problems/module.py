@@ -155,6 +155,11 @@ class ModuleProblem:
         """Return what a checkpoint must hold: the workers' buffers."""
         return {} if self.buffers is None else self.buffers.state()
 
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        if self.buffers is not None:
+            self.buffers.restore(state)
+
     def fingerprint(self) -> str:
         """Return a checksum of what decides the gradients: start, samples, shards, minibatches and the way to compute.
 
@@ -165,11 +170,6 @@ class ModuleProblem:
         for values in (self._start.cpu().numpy(), self.sizes, self.order, *self.data.arrays()):
             digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take a checkpoint's state."""
-        if self.buffers is not None:
-            self.buffers.restore(state)
 
     def smoothness(self, reading: str = "paper") -> FloatArray:  # noqa: ARG002
         """Refuse: nobody knows the smoothness constants of a network."""
@@ -306,13 +306,14 @@ class ModuleProblem:
 
     def _can_vmap(self) -> bool:
         """Try the module under vmap: dropout and data-dependent branches cannot be vectorised."""
-        x, y = self._minibatch(0, 0, self.order[:1])
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            return False
-        try:
-            self._vectorised(self._start, x[None], y[None])
-        except Exception:  # torch raises nearly anything here, and a loop works for all
-            return False
+        with self._own_randomness():
+            x, y = self._minibatch(0, 0, self.order[:1])
+            if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+                return False
+            try:
+                self._vectorised(self._start, x[None], y[None])
+            except Exception:  # torch raises nearly anything here, and a loop works for all
+                return False
         return True
 
     # -- buffers --------------------------------------------------------------------------------------------
