@@ -104,6 +104,7 @@ def test_all_that_differs_is_in_a_label() -> None:
         ([{}, {"bucket": 512}], ["bucket=-", "bucket=512"]),
         ([{"eta": 1}, {"eta": 1e-5}], ["eta=1", "eta=1e-05"]),
         ([{"evaluate": "geometric"}, {"evaluate": 3}], ["evaluate=geometric", "evaluate=3"]),
+        ([{"bits": 4, "evaluate": 4}, {"bits": 6, "evaluate": 3}], ["bits=4", "bits=6"]),
     ],
     ids=str,
 )
@@ -221,6 +222,7 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "cut": ({"cut": 2}, {"cut": 3}, "2 and 3"),
     "lam": ({}, {"lam": 0.5}, "1e-05 and 0.5"),
+    "model": ({}, {"model": "mlp"}, "none and mlp"),
 }
 
 

@@ -357,3 +357,17 @@ def test_a_module_with_dropout_and_batch_norm_goes_on_bit_for_bit(tmp_path: Path
         lasg.train(of(), "laqsg-wk1", folder=tmp_path / "parts", report=stopped(8), **more)
     parts = lasg.train(of(), "laqsg-wk1", folder=tmp_path / "parts", **more)
     assert np.array_equal(whole.trace["loss"], parts.trace["loss"])
+
+
+def test_runs_of_ones_own_over_seeds_and_algorithms_make_one_report(tmp_path: Path) -> None:
+    from lasg.report import page
+
+    for seed in (0, 1):
+        for name in ("sgd", "lasg-wk2"):
+            lasg.train(
+                problem(normed(), seed=seed), name, folder=tmp_path / f"{name}-{seed}", iterations=10, evaluate=5
+            )
+    runs = page.find_runs([tmp_path])
+    assert len(runs) == 4
+    page.write(tmp_path / "report.html", runs)
+    assert "lasg-wk2" in (tmp_path / "report.html").read_text()

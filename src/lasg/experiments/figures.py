@@ -81,7 +81,7 @@ def timed(name: str, setting: str, choice: Choice) -> Figure:
         specs += [base.but(algorithm=algorithm, seed=seed) for algorithm in TIMED]
         # Evaluated after as many iterations as the others, which is after fewer rounds.
         specs += [base.but(algorithm="local-sgd", seed=seed, H=H, evaluate=max(1, every // H)) for H in PERIODS]
-    title = f"{name}, {setting}: total time on a shared channel of 20 Mbit/s, 0.2 s a gradient"
+    title = f"{name}, {setting}: time on a shared channel, 20 Mbit/s, 0.2 s a gradient"
     return Figure(name=f"{name}-{setting}", kind="timed", title=title, specs=tuple(specs), network=LINK)
 
 

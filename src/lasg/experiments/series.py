@@ -9,10 +9,10 @@ from typing import Any
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec
+from lasg.experiments.spec import OWN, Spec
 from lasg.experiments.store import Run
 
-PROBLEM = ("task", "data", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam")
+PROBLEM = ("task", "data", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam", "model")
 """What two runs must share for their losses to be comparable."""
 
 
@@ -54,7 +54,7 @@ def series(runs: Iterable[Run]) -> list[Series]:
 def settings(spec: Spec) -> dict[str, Any]:
     """Return what decides the course of a run, besides the seed: not when it stops, nor what its algorithm ignores."""
     kind = algorithm(spec.algorithm)
-    unused = {"seed", "until", "iterations", "watch"}
+    unused = {"seed", "until", "iterations", "watch", "marks", "patience"}
     if kind.rule.left is None:
         unused |= {"D", "c", "window"}
     if kind.rule.estimate is None:
@@ -77,6 +77,8 @@ def _label(run: Run, firsts: Sequence[Run]) -> str:
     own = settings(run.spec)
     keys = dict.fromkeys(key for values in rivals for key in values)
     differing = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
+    if len(differing) > 1:  # how often it was looked at says least of all
+        differing = [key for key in differing if key != "evaluate"]
     return " ".join([run.spec.algorithm, *(f"{key}={_shown(own.get(key))}" for key in differing)])
 
 
@@ -114,7 +116,9 @@ def check_one_problem(runs: Sequence[Run]) -> None:
         raise LasgError("there are no runs to compare")
     kinds: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        key = (*(getattr(run.spec, name) for name in PROBLEM), run.meta["data_sha256"])
+        # What a caller's own problem is known by differs from seed to seed.
+        data = "" if run.spec.data == OWN else run.meta["data_sha256"]
+        key = (*(getattr(run.spec, name) for name in PROBLEM), data)
         kinds.setdefault(key, []).append(run)
     if len(kinds) == 1:
         return
