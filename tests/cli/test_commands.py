@@ -81,7 +81,7 @@ def test_version_is_the_packages(lasg: Lasg) -> None:
 def test_list_tasks_shows_every_default(lasg: Lasg) -> None:
     text = fine(lasg("list", "tasks"))
     lines = {name: next(line for line in text.splitlines() if line.startswith(name)) for name in TASKS}
-    assert lines["covtype-lr"].split()[1:7] == ["20", "100", "0.1", "0.001", "20", "4"]
+    assert lines["covtype-lr"].split()[1:8] == ["20", "100", "0.1", "0.001", "1e-05", "20", "4"]
     assert all(word in text for word in ("workers", "D", "eta", "batch", "H", "bits", "c=0.1", "window=10", "start="))
 
 

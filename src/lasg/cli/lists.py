@@ -18,7 +18,7 @@ app = typer.Typer(
     help="List tasks with their defaults, algorithms, figures, networks, or data sets.", no_args_is_help=True
 )
 
-SHOWN = ("model", "workers", "D", "eta", "batch", "lam", "H", "bits", "iterations", "evaluate")
+SHOWN = ("workers", "D", "eta", "batch", "lam", "H", "bits", "iterations", "evaluate")
 
 
 @app.command()
@@ -38,7 +38,7 @@ def tasks(json: options.Json = False) -> None:
     for column in ("task", *SHOWN):
         table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
     for name, spec in specs.items():
-        table.add_row(name, *("-" if getattr(spec, key) is None else f"{getattr(spec, key)}" for key in SHOWN))
+        table.add_row(name, *(f"{getattr(spec, key)}" for key in SHOWN))
     out.print(table)
     for name, task in TASKS.items():
         out.print(f"  {name}: {task.summary}")

@@ -24,6 +24,7 @@ from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
 
 CHECKPOINT_SECONDS = 10.0
+"""Between two checkpoints; 0 or less: one after every round."""
 CHECKPOINT_SHARE = 0.05
 """Of the time of a run that checkpoints may take: those of a large model come less often."""
 REPORT_SECONDS = 0.2
@@ -109,8 +110,8 @@ class Job:
                     began = time.monotonic()
                     checkpoint()
                     saved = time.monotonic()
-                    took = saved - began
-                    pause = CHECKPOINT_SECONDS if took < 0.1 else max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
+                    longest = (saved - began) / CHECKPOINT_SHARE
+                    pause = max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
             if self.trace.evaluations[-1][0] != self.simulation.ledger.rounds:
                 self.evaluate(report)
         except Diverged as error:
