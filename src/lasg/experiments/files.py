@@ -49,8 +49,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed writer left in a folder."""
-    for part in folder.glob(f".*{PART}"):
-        part.unlink(missing_ok=True)
+    for pattern in (f".*{PART}", ".tmp*"):  # the second is safetensors' own
+        for part in folder.glob(pattern):
+            part.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
@@ -71,16 +72,17 @@ def replacing(path: Path) -> Iterator[Path]:
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        os.close(handle)
+        part = Path(name)
         try:
-            yield Path(name)
-            os.fsync(handle)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
+            yield part
+            with part.open("rb") as written:  # whoever wrote it may have put another file in its place
+                os.fsync(written.fileno())
+            part.chmod(0o644)
+            part.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(handle)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
