@@ -31,3 +31,10 @@ def paper_tables() -> Path:
     if not path.is_file():
         pytest.skip(f"the paper's tables are not at {path}")
     return path
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report and write a checkpoint after every round."""
+    monkeypatch.setattr("lasg.experiments.runner.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("lasg.experiments.runner.CHECKPOINT_SECONDS", -1.0)

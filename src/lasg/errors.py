@@ -24,6 +24,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def missing_extra(package: str, extra: str) -> LasgError:
     """Build the error for an optional dependency that is not installed."""
     return LasgError(f"{package} is not installed, and this needs it: pip install 'lasg[{extra}]'")

@@ -9,6 +9,7 @@ import numpy as np
 from lasg.core.ledger import COUNTS
 from lasg.experiments import store
 from lasg.experiments.spec import Spec, from_dict
+from lasg.experiments.status import Report, Status
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Arrays
 
@@ -71,3 +72,19 @@ def same_bytes(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
     return repr(left) == repr(right)
+
+
+class Stopped(Exception):  # noqa: N818
+    """In place of Ctrl-C, which pytest would take for its own."""
+
+
+def stop_after(rounds: int, sink: Report | None = None, error: type[BaseException] = Stopped) -> Report:
+    """Return a report that ends a run once it went so many rounds."""
+
+    def report(status: Status) -> None:
+        if sink is not None:
+            sink(status)
+        if status.ledger.rounds >= rounds:
+            raise error
+
+    return report

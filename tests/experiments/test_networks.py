@@ -14,11 +14,12 @@ from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import Faulty, LasgError
 from lasg.experiments import build, pretrained, runner, store
 from lasg.experiments.spec import Spec
-from lasg.experiments.status import Status
 from lasg.experiments.tasks import task
 from lasg.problems.models import CNN, ResNet18, model, read_weights
 from lasg.problems.module import ModuleProblem
 from lasg.problems.regression import Regression
+
+from .made import Stopped, stop_after
 
 RUNNABLE = [name for name, row in ALGORITHMS.items() if row.rule.name != "ps"]
 
@@ -43,21 +44,13 @@ def test_ps_is_refused_for_a_network_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_network_run_that_is_stopped_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("eager")
+def test_a_network_run_that_is_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     spec = small("laqsg-wk1", clip=0.5)
     whole = runner.run(spec, tmp_path / "whole")
 
-    class Stop(Exception):  # noqa: N818
-        pass
-
-    def stop(status: Status) -> None:
-        if status.ledger.rounds >= 17:
-            raise Stop
-
-    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(runner, "REPORT_SECONDS", -1.0)
-    with pytest.raises(Stop):
-        runner.run(spec, tmp_path / "cut", report=stop)
+    with pytest.raises(Stopped):
+        runner.run(spec, tmp_path / "cut", report=stop_after(17))
     resumed = runner.resume(tmp_path / "cut")
     for name, values in whole.trace.items():
         np.testing.assert_array_equal(resumed.trace[name], values)

@@ -18,10 +18,11 @@ from lasg.core.server import Laziness, Server
 from lasg.data.loaders import load
 from lasg.engines.simulation import Simulation
 from lasg.errors import Faulty, LasgError
-from lasg.experiments import runner, store
+from lasg.experiments import store
 from lasg.experiments.status import Status
 from lasg.problems.models import MODELS, load_weights, model, read_weights
 from lasg.problems.module import ModuleProblem
+from tests.experiments.made import stop_after
 
 N = 60
 SHARDS = np.split(np.arange(N), [10, 25, 40])
@@ -85,21 +86,6 @@ def broken(module: nn.Module, when: range) -> Broken:
     found = Broken(module, cross_entropy, (inputs(), labels()), SHARDS, **settings({"how": "loop"}))
     found.when = frozenset(when)
     return found
-
-
-def stopped(after: int) -> Any:
-    def report(status: Status) -> None:
-        if status.ledger.rounds >= after:
-            raise KeyboardInterrupt
-
-    return report
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report and write a checkpoint after every round."""
-    monkeypatch.setattr(runner, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
 
 
 # -- weights -------------------------------------------------------------------------------------------------------
@@ -321,7 +307,7 @@ def test_a_run_that_is_done_is_read_and_not_trained_again(tmp_path: Path) -> Non
     assert [status.stored for status in reports] == [True]
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     "change",
     [
@@ -335,7 +321,7 @@ def test_a_run_that_is_done_is_read_and_not_trained_again(tmp_path: Path) -> Non
 def test_a_stopped_run_does_not_go_on_with_another_problem(tmp_path: Path, change: dict[str, Any]) -> None:
     more: dict[str, Any] = {"folder": tmp_path / "run", "iterations": 20, "evaluate": 5}
     with pytest.raises(KeyboardInterrupt):
-        lasg.train(problem(normed()), "sgd", report=stopped(8), **more)
+        lasg.train(problem(normed()), "sgd", report=stop_after(8, error=KeyboardInterrupt), **more)
     with pytest.raises(LasgError, match="another problem or of other settings"):
         lasg.train(problem(normed(), **change), "sgd", **more)
 
@@ -345,7 +331,7 @@ def test_the_stored_seed_is_the_problems(tmp_path: Path) -> None:
     assert run.spec.seed == 7
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("eager")
 def test_a_module_with_dropout_and_batch_norm_goes_on_bit_for_bit(tmp_path: Path) -> None:
     def of() -> ModuleProblem:
         torch.manual_seed(1)
@@ -354,7 +340,7 @@ def test_a_module_with_dropout_and_batch_norm_goes_on_bit_for_bit(tmp_path: Path
     more: dict[str, Any] = {"iterations": 20, "evaluate": 5, "optimizer": "Adam", "eta": 0.01, "clip": 1.0}
     whole = lasg.train(of(), "laqsg-wk1", folder=tmp_path / "whole", **more)
     with pytest.raises(KeyboardInterrupt):
-        lasg.train(of(), "laqsg-wk1", folder=tmp_path / "parts", report=stopped(8), **more)
+        lasg.train(of(), "laqsg-wk1", folder=tmp_path / "parts", report=stop_after(8, error=KeyboardInterrupt), **more)
     parts = lasg.train(of(), "laqsg-wk1", folder=tmp_path / "parts", **more)
     assert np.array_equal(whole.trace["loss"], parts.trace["loss"])
 

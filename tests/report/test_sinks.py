@@ -17,11 +17,11 @@ from lasg.errors import LasgError
 from lasg.experiments import pool, runner, store
 from lasg.experiments.runner import resume, run
 from lasg.experiments.spec import Spec
-from lasg.experiments.status import Report, Status, of_stored
+from lasg.experiments.status import Status, of_stored
 from lasg.experiments.store import Run
 from lasg.experiments.trace import EVALUATED
 from lasg.report.sinks import EVENTS, Csv, Sinks, TensorBoard
-from tests.experiments.made import made_up, small
+from tests.experiments.made import Stopped, made_up, small, stop_after
 
 SPECS = [
     small("lasg-wk2", evaluate=7),
@@ -93,28 +93,6 @@ def test_a_diverged_run_has_the_evaluations_before_it_diverged(tmp_path: Path) -
         runs = pool.run_all([small("sgd", eta=1e200, dtype="float64", evaluate=1)], tmp_path / "runs", report=sinks)
     assert runs[0].status == "diverged"
     check_csv(tmp_path / "log.csv", runs)
-
-
-class Stopped(Exception):  # noqa: N818
-    """In place of Ctrl-C, which pytest would take for its own."""
-
-
-def stop_after(rounds: int, sink: Report) -> Report:
-    """Return a report that ends a run once it went so many rounds."""
-
-    def report(status: Status) -> None:
-        sink(status)
-        if status.ledger.rounds >= rounds:
-            raise Stopped
-
-    return report
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report and write a checkpoint after every round."""
-    monkeypatch.setattr(runner, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", -1.0)
 
 
 @pytest.mark.usefixtures("eager")

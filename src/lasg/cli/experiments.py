@@ -13,6 +13,7 @@ from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
+from lasg.data.sources import is_own
 from lasg.errors import LasgError
 from lasg.experiments import clock, pretrained, runner, verdict, words
 from lasg.experiments import compare as comparing
@@ -93,7 +94,7 @@ def run(
 def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | None, changes: dict[str, Any]) -> Spec:
     """Read a spec file or take a task's defaults, with the changes of the command line."""
     path = Path(what)
-    if what not in TASKS and not specs.is_own(what) and (path.suffix == ".toml" or path.is_file()):
+    if what not in TASKS and not is_own(what) and (path.suffix == ".toml" or path.is_file()):
         if setting is not None:
             raise LasgError("a spec file has its own partition: leave --setting out, or --set partition=homogeneous")
         given = {"algorithm": algorithm, "seed": seed}

@@ -14,7 +14,7 @@ from lasg.data.cache import Damaged, Prepared, Progress
 from lasg.data.download import obtain
 from lasg.data.images import image_shape, parse_images
 from lasg.data.parsers import PARSERS, parse_libsvm
-from lasg.data.sources import FILES, IMAGES_PREFIX, LIBSVM_PREFIX, named
+from lasg.data.sources import FILES, IMAGES_PREFIX, LIBSVM_PREFIX, OWN_PREFIXES, is_own, named
 from lasg.data.tables import FloatArray, IntArray, Parts, Table
 from lasg.errors import LasgError
 
@@ -80,31 +80,29 @@ def _typed(features: FloatArray, kind: np.dtype[Any]) -> FloatArray:
 def _shape(name: str, columns: int) -> tuple[int, ...]:
     if name.startswith(IMAGES_PREFIX):
         return image_shape(columns)
-    return (not own_path(name) and named(name).shape) or (columns,)
+    return (not is_own(name) and named(name).shape) or (columns,)
 
 
-def own_path(name: str) -> Path | None:
-    """Return the user's own file (or folder, of images) that a name such as libsvm:PATH means; None: no such name."""
-    prefix = next((prefix for prefix in _OWN if name.startswith(prefix)), None)
-    return None if prefix is None else Path(name.removeprefix(prefix)).expanduser()
+def _split(name: str) -> tuple[str, str]:
+    """Return the prefix and the path of the user's own data."""
+    prefix = next(prefix for prefix in OWN_PREFIXES if name.startswith(prefix))
+    return prefix, name.removeprefix(prefix)
 
 
 def checked_path(name: str) -> Path:
     """Return the file of libsvm:PATH, the file or folder of images:PATH; LasgError where there is none."""
-    path = own_path(name)
-    assert path is not None
-    prefix = next(prefix for prefix in _OWN if name.startswith(prefix))
-    sound = path.is_file() or (prefix == IMAGES_PREFIX and path.is_dir())
-    if name == prefix or not sound:
+    prefix, text = _split(name)
+    path = Path(text).expanduser()
+    if not text or not (path.is_file() or (prefix == IMAGES_PREFIX and path.is_dir())):
         wanted = "a LIBSVM file" if prefix == LIBSVM_PREFIX else "a folder or zip in tiny-imagenet's layout"
-        what = "a folder" if name != prefix and path.is_dir() else "no file"
-        raise LasgError(f"{prefix}PATH must name {wanted}, but {name.removeprefix(prefix)!r} is {what}: correct it")
+        what = "a folder" if text and path.is_dir() else "no file"
+        raise LasgError(f"{prefix}PATH must name {wanted}, but {text!r} is {what}: correct it")
     return path
 
 
 def is_embedded(name: str) -> bool:
     """Tell whether a data set comes with scikit-learn and has no files; an unknown name is an error."""
-    return own_path(name) is None and not named(name).files
+    return not is_own(name) and not named(name).files
 
 
 def embedded(name: str) -> Prepared:
@@ -119,12 +117,12 @@ def embedded(name: str) -> Prepared:
 
 def parse_own(name: str) -> Parts:
     """Read the user's own data."""
-    return _OWN[name.partition(":")[0] + ":"](checked_path(name))
+    return _OWN[_split(name)[0]](checked_path(name))
 
 
 def prepared_place(name: str) -> tuple[Path, str]:
     """Return a data set's prepared folder and the checksum of its sources that the folder is known by."""
-    if own_path(name) is not None:
+    if is_own(name):
         path = checked_path(name)
         try:
             sha256 = files.hash_tree(path)
@@ -140,7 +138,7 @@ def prepare(name: str, data_dir: Path | None, *, force: bool = False, progress: 
     """Obtain a data set's raw files, parse them and store the result; return the raw files."""
     folder, sha256 = prepared_place(name)
     parts: Parts
-    if own_path(name) is not None:
+    if is_own(name):
         paths = [checked_path(name)]
         parts = parse_own(name)
     else:

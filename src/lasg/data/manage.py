@@ -12,12 +12,11 @@ from lasg.data.loaders import (
     checked_path,
     embedded,
     is_embedded,
-    own_path,
     parse_own,
     prepare,
     prepared_place,
 )
-from lasg.data.sources import DATASETS, FILES, named
+from lasg.data.sources import DATASETS, FILES, is_own, named
 from lasg.errors import LasgError, missing_extra
 
 State = Literal["ok", "damaged", "absent"]
@@ -81,8 +80,7 @@ def fetch(
         embedded(name)
         return []
     if not force and _is_prepared(name):
-        own = own_path(name) is not None
-        return [checked_path(name)] if own else obtain(name, data_dir, progress=progress)
+        return [checked_path(name)] if is_own(name) else obtain(name, data_dir, progress=progress)
     return prepare(name, data_dir, force=force, progress=progress)
 
 
@@ -92,7 +90,7 @@ def check(name: str | None = None, data_dir: Path | None = None) -> list[CheckRe
         return [result for each in DATASETS for result in check(each, data_dir)]
     if is_embedded(name):
         return [_check_embedded(name)]
-    if own_path(name) is not None:
+    if is_own(name):
         return [_check_own(name), _check_prepared(name)]
     return [*(_check_file(name, file, data_dir) for file in named(name).files), _check_prepared(name)]
 

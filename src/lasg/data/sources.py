@@ -7,6 +7,8 @@ from lasg.errors import LasgError
 
 LIBSVM_PREFIX = "libsvm:"
 IMAGES_PREFIX = "images:"
+OWN_PREFIXES = (LIBSVM_PREFIX, IMAGES_PREFIX)
+"""What the names of a user's own data begin with; a path follows."""
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/"
@@ -138,6 +140,11 @@ DATASETS: dict[str, Named] = {
     "digits": Named((), "1,500 x 64, 10 classes, in scikit-learn; test: the last 297", (1, 8, 8)),
     "breast-cancer": Named((), "456 x 30, 2 classes, in scikit-learn; test: every fifth row"),
 }
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name means the user's own data: libsvm:PATH or images:PATH."""
+    return name.startswith(OWN_PREFIXES)
 
 
 def named(name: str) -> Named:

@@ -1,5 +1,6 @@
 """Weight files by name or path: found beside the data, in the cache, or downloaded and verified."""
 
+import functools
 from pathlib import Path
 
 from lasg.data import cache, files
@@ -58,8 +59,14 @@ def obtain(name: str, data_dir: Path | None, progress: Progress | None = None) -
 
 
 def sha256(path: Path) -> str:
-    """Return a weight file's checksum."""
+    """Return a weight file's checksum; computed once for a file that stays as it is."""
     try:
-        return files.hash_tree(path)
+        stat = path.stat()
+        return _sha256(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise LasgError(f"{path} cannot be read: {files.reason(error)}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    return files.hash_tree(path)

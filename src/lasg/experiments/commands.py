@@ -8,8 +8,9 @@ from typing import Any
 
 import tomli_w
 
+from lasg.data.sources import is_own
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec, is_own, parse_value
+from lasg.experiments.spec import Spec, parse_value
 from lasg.experiments.tasks import SETTINGS, task
 
 _OWN = ("task", "algorithm", "seed", "partition", "until")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
+from lasg.data.sources import is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import clock, paper
-from lasg.experiments.spec import Spec, folder_name, is_own, short_name
+from lasg.experiments.spec import Spec, folder_name, short_name
 from lasg.experiments.tasks import SETTINGS, TASKS, task
 
 ITERATIONS = {"ijcnn1-lr": 10_000, "mnist-lr": 10_000, "covtype-lr": 10_000}

@@ -20,14 +20,13 @@ from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
+from lasg.data.sources import is_own
 from lasg.errors import LasgError, did_you_mean
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
 
 
-OWN_DATA = ("libsvm:", "images:")
-"""What the tasks on a user's own data begin with; a path follows."""
 OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
@@ -156,8 +155,9 @@ class Spec:
         if self.clip is not None:
             check_norm(self.clip)
         for name in ("threads", "patience"):
-            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
-                raise LasgError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LasgError(f"{name} must be an integer >= 1, got {value!r}")
         only = [name for name in NETWORK_ONLY if not self.network and getattr(self, name) is not None]
         if only:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
@@ -202,11 +202,6 @@ class Spec:
     def family(self) -> str:
         """What the labels of all runs on this task and partition begin with."""
         return folder_name(f"{short_name(self.task)}-{self.partition}")
-
-
-def is_own(name: str) -> bool:
-    """Tell whether a task is on the user's own data: libsvm:PATH or images:PATH."""
-    return name.startswith(OWN_DATA)
 
 
 def short_name(name: str) -> str:

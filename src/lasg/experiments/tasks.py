@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lasg.data.sources import IMAGES_PREFIX, LIBSVM_PREFIX, is_own
 from lasg.errors import LasgError, did_you_mean
-from lasg.experiments.spec import Spec, from_dict, is_own
+from lasg.experiments.spec import Spec, from_dict
 
 SETTINGS = {"homogeneous": "homogeneous", "heterogeneous": "sorted"}
 """The paper's two settings, and the partition each is."""
@@ -123,8 +124,8 @@ TASKS = {row.name: row for row in _ROWS}
 
 
 _OWN: dict[str, tuple[str, dict[str, Any]]] = {
-    "libsvm:": ("regression on the LIBSVM file", {}),
-    "images:": (
+    LIBSVM_PREFIX: ("regression on the LIBSVM file", {}),
+    IMAGES_PREFIX: (
         "ResNet-18 on the images in",
         {"model": "resnet18", "augment": True, "lam": 0.0, "eta": 0.05, "bits": 8},
     ),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lasg import counter
-from lasg.errors import LasgError, did_you_mean
+from lasg.errors import LasgError, did_you_mean, first_line
 
 
 class CNN(nn.Sequential):
@@ -141,8 +141,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes these readers raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LasgError(f"cannot read the weights {path}: {reason}") from None
+        raise LasgError(f"cannot read the weights {path}: {first_line(error)}") from None
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise LasgError(f"{path} does not hold weights by name: save a module's state_dict")
     return {str(name): value for name, value in found.items()}

@@ -23,7 +23,7 @@ from torch.utils.data import default_collate
 from lasg import counter
 from lasg.core.arrays import norms
 from lasg.data.batches import Batches, batch_sizes
-from lasg.errors import LasgError
+from lasg.errors import LasgError, first_line
 from lasg.problems.flat import FlatView
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -415,8 +415,7 @@ def _told(where: str) -> Iterator[None]:
     except LasgError:
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise LasgError(f"the module failed on {where}: {type(error).__name__}: {reason}") from error
+        raise LasgError(f"the module failed on {where}: {type(error).__name__}: {first_line(error)}") from error
 
 
 class Buffers:
@@ -533,8 +532,7 @@ def _device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
         torch.zeros(1, device=found).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise LasgError(f"device {str(device)!r} cannot be used here: {reason}") from None
+        raise LasgError(f"device {str(device)!r} cannot be used here: {first_line(error)}") from None
     return found
 
 
