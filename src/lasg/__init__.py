@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lasg.core.rules import RULES, Record, Rule
     from lasg.core.server import Laziness, Server
     from lasg.core.workers import Workers
-    from lasg.engines.simulation import Round, Simulation
+    from lasg.engines.rounds import Round
+    from lasg.engines.simulation import Simulation
     from lasg.errors import Diverged, Faulty, LasgError
     from lasg.experiments.build import problem, simulation
     from lasg.experiments.own import train
@@ -35,7 +36,8 @@ _HOMES = {
     "core.rules": ("RULES", "Record", "Rule"),
     "core.server": ("Laziness", "Server"),
     "core.workers": ("Workers",),
-    "engines.simulation": ("Round", "Simulation"),
+    "engines.rounds": ("Round",),
+    "engines.simulation": ("Simulation",),
     "errors": ("Diverged", "Faulty", "LasgError"),
     "experiments.build": ("problem", "simulation"),
     "experiments.own": ("train",),

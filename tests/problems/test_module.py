@@ -345,10 +345,11 @@ def test_every_algorithm_trains_every_module_and_resumes_bit_for_bit(name: str, 
 
 @pytest.mark.parametrize("name", ["lag-wk", "lasg-wk1", "lasg-wk2", "lasg-pse", "laqsg-wk2", "local-sgd"])
 def test_long_vectors_row_by_row_give_what_short_ones_give_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lasg.core import workers
+    from lasg.core import contributions, workers
 
     at_once = simulated(problem(mlp()), name, 10)
     monkeypatch.setattr(workers, "AT_ONCE", 1)
+    monkeypatch.setattr(contributions, "AT_ONCE", 1)
     row_by_row = simulated(problem(mlp()), name, 10)
     assert at_once.ledger == row_by_row.ledger
     torch.testing.assert_close(at_once.theta, row_by_row.theta, rtol=1e-12, atol=1e-14)

@@ -102,7 +102,7 @@ class QSGD:
         """Turn messages into rows."""
         p = len(like)
         buckets = self._buckets(p)
-        data = _bytes_of(messages, self._length(p))
+        data = _bytes_of(messages, self.length(p))
         norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
         codes = _unpack(data[:, 4 * buckets :], self.bits, p)
         magnitude = (codes & np.uint16(self.levels)).astype(np.float64)
@@ -114,12 +114,12 @@ class QSGD:
         """Return what `decode(encode(rows))` would, and its bits."""
         p = rows.shape[-1]
         norms, levels = self._quantise(rows, noise)
-        return cast(self._join(float64(norms), levels, p), rows), 8 * self._length(p) * len(rows)
+        return cast(self._join(float64(norms), levels, p), rows), 8 * self.length(p) * len(rows)
 
     def _buckets(self, p: int) -> int:
         return 1 if self.bucket is None else -(-p // self.bucket)
 
-    def _length(self, p: int) -> int:
+    def length(self, p: int) -> int:
         """Bytes of a message: a float32 norm a bucket, then the packed entries."""
         return 4 * self._buckets(p) + -(-self.bits * p // 8)
 

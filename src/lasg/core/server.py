@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, sq, zeros
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask, copies, float64, sq, zeros
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 from lasg.errors import Diverged, LasgError
@@ -64,6 +64,11 @@ class Opened(NamedTuple):
     """Who uploads whatever the rule says."""
     left: FloatArray | None
     """The left side, where the server evaluated the rule."""
+
+    def to(self, ids: IntArray) -> Opened:
+        """Return the round as it is opened to some of the workers."""
+        asked = None if self.asked is None else self.asked[ids]
+        return self._replace(asked=asked, due=self.due if isinstance(self.due, bool) else self.due[ids])
 
 
 class Server:

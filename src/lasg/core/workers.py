@@ -20,26 +20,19 @@ from lasg.core.arrays import (
     Mask,
     all_finite,
     cast,
-    change,
     copies,
     finite_rows,
-    float64,
     host,
     stacked,
     zeros,
 )
 from lasg.core.codecs import Codec, transmit
+from lasg.core.contributions import AT_ONCE, Contributions, pieces
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 
 if TYPE_CHECKING:
     from lasg.core.server import Opened
-
-
-# Up to so many entries the workers' vectors are treated at once; more in pieces, without temporaries for all of them.
-AT_ONCE = 1 << 18
-# Of longer vectors so many entries at a time.
-BLOCK = 1 << 16
 
 
 class Oracle(Protocol):
@@ -78,6 +71,8 @@ class Reply(NamedTuple):
     """Estimates of L_m, one an upload."""
     broken: Mask | None = None
     """Whose gradient was NaN or infinite: they are silent, whatever the rule says. None: nobody's."""
+    messages: tuple[bytes, ...] = ()
+    """The encoded contributions, one an upload, of workers that pack them; they leave the innovation to others."""
 
 
 class Workers:
@@ -94,16 +89,28 @@ class Workers:
         seed: int,
         D: int,
         local_steps: int = 1,
+        packs: bool = False,
     ) -> None:
+        """Take the workers `ids` of all M.
+
+        With `packs` they answer with encoded messages, which whoever receives them turns into an innovation:
+        then `Contributions` are kept there, and not here.
+        """
         self.oracle, self.rule, self.codec = oracle, rule, codec
         self.ids, self.seed, self.D, self.H = ids, seed, D, local_steps
         shape = (len(ids), theta.shape[-1])
-        self.contributed = zeros(shape, theta)
+        self.contributions = None if packs else Contributions(len(ids), theta)
         self.memory = {name: zeros(shape, theta) for name in rule.remembers}
         self.iterates = Iterates(len(ids), theta) if rule.probe == "last" else None
         self.snapshot = theta
         self._nobody = np.zeros(len(ids), np.bool_)
         self._everybody = np.ones(len(ids), np.bool_)
+
+    @property
+    def contributed(self) -> Array:
+        """What each last contributed, `(W, p)`, of workers that do not pack."""
+        assert self.contributions is not None
+        return self.contributions.rows
 
     def respond(self, opened: Opened) -> Reply:
         """Compute what was asked, decide who uploads (worker rules), and encode it."""
@@ -126,9 +133,9 @@ class Workers:
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
             return Reply(uploaded, None, 0, 0, evaluations, left, None, broken)
-        innovation, bits = self._upload(opened.k, now.grad, uploaded, uploads)
+        innovation, bits, messages = self._upload(opened.k, now.grad, uploaded, uploads)
         self._remember(now, uploaded)
-        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken)
+        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken, messages)
 
     def _decide(self, opened: Opened, now: Record) -> tuple[FloatArray | None, Mask]:
         """Return the rule's left side, where the workers evaluate it, and who is to upload."""
@@ -145,7 +152,7 @@ class Workers:
         if now.grad.shape[-1] * len(self.ids) <= AT_ONCE:
             return host(self.rule.left(now, Record(**self.memory)))
         found = []
-        for some in _pieces(len(self.ids), now.grad.shape[-1]):
+        for some in pieces(len(self.ids), now.grad.shape[-1]):
             mine = now._replace(grad=now.grad[some], probe=None if now.probe is None else now.probe[some])
             last = Record(**{name: kept[some] for name, kept in self.memory.items()})
             found.append(host(self.rule.left(mine, last)))
@@ -182,37 +189,32 @@ class Workers:
             total = [so_far + grad for so_far, grad in zip(total, found, strict=True)]
         return total
 
-    def _upload(self, k: int, grad: Array, uploaded: Mask, uploads: int) -> tuple[Array, int]:
-        """Send the uploaders' contributions; return the sum of their innovations, and the bits.
+    def _upload(self, k: int, grad: Array, uploaded: Mask, uploads: int) -> tuple[Array | None, int, tuple[bytes, ...]]:
+        """Send the uploaders' contributions; return the sum of their innovations, the bits, and what was packed.
 
         `grad` has a row for every worker, or, under a server rule, for those that were asked: all of them upload.
         """
         p = grad.shape[-1]
-        senders: Any = slice(None) if uploads == len(self.ids) else np.flatnonzero(uploaded)
+        who = np.flatnonzero(uploaded)
+        places: IntArray = np.arange(uploads) if uploads == len(grad) else who
+        if self.contributions is None:
+            messages: list[bytes] = []
+            for some in pieces(uploads, p):
+                rows = grad[_view(places[some])]
+                messages += self.codec.encode(rows, functools.partial(self._noise, k, who[some], p))
+            return None, 8 * sum(map(len, messages)), tuple(messages)
         if uploads * p <= AT_ONCE:
+            senders: Any = slice(None) if uploads == len(self.ids) else who
             sent = grad if uploads == len(grad) else grad[senders]
             decoded, bits = transmit(self.codec, sent, functools.partial(self._noise, k, senders, p))
-            innovation = change(decoded, self.contributed[senders]).sum(0)
-            self.contributed[senders] = decoded
-            return innovation, bits
-        innovation, bits = float64(zeros((p,), grad)), 0
-        everybody = np.arange(len(self.ids))[senders]
-        places = np.arange(uploads) if uploads == len(grad) else everybody
-        for some in _pieces(uploads, p):
-            who = everybody[some]
-            decoded, size = transmit(self.codec, grad[_view(places[some])], functools.partial(self._noise, k, who, p))
-            self._add(innovation, decoded, who)
+            return self.contributions.replace(decoded, senders), bits, ()
+        innovation, bits = self.contributions.nothing(), 0
+        for some in pieces(uploads, p):
+            mine = who[some]
+            decoded, size = transmit(self.codec, grad[_view(places[some])], functools.partial(self._noise, k, mine, p))
+            self.contributions.add(innovation, decoded, mine)
             bits += size
-        return innovation, bits
-
-    def _add(self, innovation: Array, decoded: Array, who: IntArray) -> None:
-        """Add what changed, block by block: temporaries as long as the model would cost more than its gradient."""
-        for row, m in zip(decoded, who.tolist(), strict=True):
-            mine = self.contributed[m]
-            for start in range(0, len(row), BLOCK):
-                block = slice(start, start + BLOCK)
-                innovation[block] += change(row[block], mine[block])
-                mine[block] = row[block]
+        return innovation, bits, ()
 
     def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
         """Return uniform numbers for each sender and entry, a function of (seed, worker, round)."""
@@ -222,7 +224,7 @@ class Workers:
     def _remember(self, now: Record, uploaded: Mask) -> None:
         who = np.flatnonzero(uploaded) if self.memory else ()
         for name, kept in self.memory.items():
-            for some in _pieces(len(who), kept.shape[-1]):
+            for some in pieces(len(who), kept.shape[-1]):
                 kept[who[some]] = getattr(now, name)[who[some]]
         if self.iterates is not None:
             self.iterates.keep(now.theta, uploaded)
@@ -230,7 +232,7 @@ class Workers:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
         return {
-            "contributed": self.contributed,
+            "contributed": None if self.contributions is None else self.contributed,
             "memory": dict(self.memory),
             "snapshot": self.snapshot,
             "iterates": None if self.iterates is None else self.iterates.state(),
@@ -238,17 +240,12 @@ class Workers:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        state = copies(state, self.contributed)
-        self.contributed, self.memory = state["contributed"], dict(state["memory"])
-        self.snapshot = state["snapshot"]
+        state = copies(state, self.snapshot)
+        if self.contributions is not None:
+            self.contributions.rows = state["contributed"]
+        self.memory, self.snapshot = dict(state["memory"]), state["snapshot"]
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
-
-
-def _pieces(rows: int, p: int) -> list[slice]:
-    """Cut rows of length p into pieces of at most `AT_ONCE` entries, or one row."""
-    step = max(1, AT_ONCE // p)
-    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def _view(rows: IntArray) -> IntArray | slice:

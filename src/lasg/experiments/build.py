@@ -20,7 +20,8 @@ from lasg.core.server import Laziness
 from lasg.data import weights
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
-from lasg.engines.simulation import PATIENCE, Simulation
+from lasg.engines.rounds import PATIENCE
+from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
 from lasg.experiments.spec import OWN, Spec
 from lasg.problems.regression import Regression

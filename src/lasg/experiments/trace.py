@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg.core.ledger import COUNTS, Ledger
-from lasg.engines.simulation import Round
+from lasg.engines.rounds import Round
 from lasg.experiments.spec import Spec
 
 EVALUATED = (*COUNTS, "loss", "accuracy")
