@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lasg.core.rules import RULES, Record, Rule
     from lasg.core.server import Laziness, Server
     from lasg.core.workers import Workers
+    from lasg.engines.distributed import Distributed
+    from lasg.engines.lazy import LazyOptimizer
     from lasg.engines.rounds import Round
     from lasg.engines.simulation import Simulation
     from lasg.errors import Diverged, Faulty, LasgError
@@ -36,6 +38,8 @@ _HOMES = {
     "core.rules": ("RULES", "Record", "Rule"),
     "core.server": ("Laziness", "Server"),
     "core.workers": ("Workers",),
+    "engines.distributed": ("Distributed",),
+    "engines.lazy": ("LazyOptimizer",),
     "engines.rounds": ("Round",),
     "engines.simulation": ("Simulation",),
     "errors": ("Diverged", "Faulty", "LasgError"),
@@ -59,10 +63,12 @@ __all__ = [
     "Constant",
     "Decreasing",
     "Dense",
+    "Distributed",
     "Diverged",
     "Faulty",
     "LasgError",
     "Laziness",
+    "LazyOptimizer",
     "Ledger",
     "ModuleProblem",
     "Record",

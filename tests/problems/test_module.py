@@ -69,7 +69,7 @@ def simulated(of: ModuleProblem, name: str, rounds: int, **more: Any) -> Simulat
 
 def test_parameters_become_views_of_the_flat_vector_without_a_copy() -> None:
     module = mlp()
-    view = FlatView(module)
+    view = FlatView(module.named_parameters())
     flat = view.gather()
     view.point_at(flat)
     flat.zero_()
@@ -82,7 +82,7 @@ def test_parameters_become_views_of_the_flat_vector_without_a_copy() -> None:
 def test_a_flat_view_keeps_values_and_the_memory_format() -> None:
     module = CNN().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     kept = {name: value.detach().clone() for name, value in module.named_parameters()}
-    view = FlatView(module)
+    view = FlatView(module.named_parameters())
     strides = [parameter.stride() for parameter in view.parameters]
     view.point_at(view.gather())
     assert [parameter.stride() for parameter in view.parameters] == strides

@@ -110,6 +110,16 @@ class ClosedFormSGD:
         self.theta = state["theta"]
 
 
+def is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer of torch is SGD with one step size and nothing else."""
+    import torch
+
+    groups = optimizer.param_groups
+    settings = ("momentum", "weight_decay", "dampening", "nesterov", "maximize")
+    sgd = type(optimizer) is torch.optim.SGD and len(groups) == 1
+    return sgd and not any(groups[0][name] for name in settings)
+
+
 class TorchOptimizer:
     """Any torch.optim optimizer, with any torch LR scheduler, moving one flat parameter."""
 
@@ -126,10 +136,7 @@ class TorchOptimizer:
         self.parameter = torch.nn.Parameter(torch.as_tensor(copy(theta)))
         self.optimizer = make([self.parameter])
         self.scheduler = make_scheduler(self.optimizer) if make_scheduler else None
-        groups = self.optimizer.param_groups
-        settings = ("momentum", "weight_decay", "dampening", "nesterov", "maximize")
-        sgd = type(self.optimizer) is torch.optim.SGD and len(groups) == 1
-        self.plain = sgd and not any(groups[0][name] for name in settings)
+        self.plain = is_plain(self.optimizer)
 
     def rate(self, k: int) -> float:  # noqa: ARG002
         """Return the learning rate of the first group, as the scheduler has it now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lasg.errors import LasgError
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
 
 class FlatView:
-    """Where each trainable parameter of a module lies in a flat vector.
+    """Where each trainable parameter of a module, or of an optimizer, lies in a flat vector.
 
     Frozen parameters (requires_grad = False) have no place in it and are never touched. A parameter keeps the
     memory format that the module has it in: one in channels_last lies in the vector in that order.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-
-        named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+    def __init__(self, all_named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        named = [(name, value) for name, value in all_named if value.requires_grad]
         if not named:
-            raise LasgError("the module has no trainable parameter: nothing to learn")
+            raise LasgError("there is no trainable parameter: nothing to learn")
         kinds = {value.dtype for _, value in named}
         if len(kinds) > 1 or not next(iter(kinds)).is_floating_point:
             found = ", ".join(sorted(str(kind) for kind in kinds))

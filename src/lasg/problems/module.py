@@ -105,7 +105,7 @@ class ModuleProblem:
             raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
         self.device, self.dtype = _device(device), dtype
         self.module = copy.deepcopy(module).to(device=self.device, dtype=getattr(torch, dtype))
-        self.flat = FlatView(self.module)
+        self.flat = FlatView(self.module.named_parameters())
         self.p, self.lam, self.seed = self.flat.p, lam, seed
         self.loss_function, self.metric, self.transform = loss, metric, transform
         self.data, self.test = _Reader(dataset), None if test is None else _Reader(test)

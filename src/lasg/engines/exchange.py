@@ -1,0 +1,349 @@
+"""How uploads reach every rank, so that each can run the same server.
+
+A round has two parts: a few bytes a worker, the flags, and what was uploaded. The uploads travel in one of two forms:
+
+- summed: each uploading rank sends the sum of its workers' innovations in the run's dtype. What rounding takes away
+  stays with the sender and goes along with its next upload, so nothing is lost over the rounds.
+- packed: the encoded messages themselves. Every rank keeps each worker's last decoded contribution, O(M p).
+
+and over one of three routes: `direct`, from the uploader to everybody; `scatter`, in pieces to the ranks, each of
+which sums (or collects) its piece and sends it on; and `hub`, the same with one rank that does it all. Sums are taken
+in the order of the ranks, in float64, by one rank or by all alike: all ranks agree to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lasg.core.arrays import Array, FloatArray, IntArray, cast, host
+from lasg.core.codecs import Codec, Dense
+from lasg.core.contributions import Contributions
+from lasg.core.rules import Rule
+from lasg.core.workers import Reply
+from lasg.engines.links import Links
+from lasg.errors import LasgError
+
+Form = Literal["summed", "packed"]
+Route = Literal["direct", "scatter", "hub"]
+ROUTES: dict[str, tuple[Route, ...]] = {
+    "auto": ("direct", "scatter", "hub"),
+    "collective": ("direct", "scatter"),
+    "direct": ("direct",),
+    "scatter": ("scatter",),
+    "hub": ("hub",),
+}
+"""What a user may set, and what it allows."""
+HOP = 128 * 1024
+"""Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
+
+
+def form(p: int, itemsize: int, workers: int, codec: Codec) -> Form:
+    """Return the form of a run's uploads.
+
+    Packed messages go to everybody, one an uploader: in the worst round M of them, which must not be more than
+    DistributedDataParallel sends. Dense ones are never shorter than their sum.
+    """
+    length = getattr(codec, "length", None)
+    if isinstance(codec, Dense):
+        return "summed"
+    return "packed" if length is None or workers * length(p) <= 2 * p * itemsize else "summed"
+
+
+def cost(route: Route, how: Form, dense: int, sizes: IntArray) -> tuple[int, int]:
+    """Return the bytes over all links, and those of the busiest one with what its hops are worth.
+
+    `sizes` are the bytes that each rank uploads, 0 for those that do not; `dense` are those of a dense vector.
+    """
+    ranks, total = len(sizes), int(sizes.sum())
+    largest, others = int(sizes.max()), len(sizes) - 1
+    onwards = dense if how == "summed" else total
+    if route == "direct":
+        return others * total, others * largest + HOP
+    if route == "scatter":
+        up = largest * others // ranks + onwards * others // ranks
+        return total * others // ranks + others * onwards, up + 2 * HOP
+    return total + others * onwards, others * onwards + 2 * HOP
+
+
+def route(setting: str, how: Form, dense: int, sizes: IntArray) -> Route:
+    """Return the route of a round's uploads: a pure function of what is sent, never of measured time.
+
+    The one whose busiest link carries least, among those that send no more than an all-reduce, 2 (R - 1) vectors.
+    """
+    allowed = ROUTES[setting]
+    limit = 2 * (len(sizes) - 1) * dense
+    costs = {name: cost(name, how, dense, sizes) for name in allowed}
+    fitting = [name for name in allowed if costs[name][0] <= limit] or list(allowed)
+    return min(fitting, key=lambda name: costs[name][1])
+
+
+class Flags(NamedTuple):
+    """What every rank knows of all M workers before anything is sent."""
+
+    sizes: IntArray
+    """Bytes of each worker's upload; 0: silent; -1: its gradient was not finite."""
+    estimates: FloatArray | None
+    """Estimates of L_m, where the rule has them; 0 for who does not upload."""
+    left: FloatArray | None
+    """The rule's left side, where it is told."""
+
+
+class Exchange:
+    """Makes one reply of all workers out of the ranks' own, the same on every rank."""
+
+    def __init__(
+        self,
+        links: Links,
+        owners: IntArray,
+        codec: Codec,
+        rule: Rule,
+        theta: Array,
+        *,
+        setting: str = "auto",
+        relay: int = 0,
+        tell_left: bool = False,
+    ) -> None:
+        """Take the links, and the rank of each worker: the workers of a rank have consecutive numbers."""
+        if setting not in ROUTES:
+            raise LasgError(f"exchange must be one of {', '.join(ROUTES)}, got {setting!r}")
+        if not 0 <= relay < links.ranks:
+            raise LasgError(f"relay must be a rank, 0 to {links.ranks - 1}, got {relay!r}")
+        self.links, self.owners, self.codec, self.rule = links, owners, codec, rule
+        self.setting, self.relay = setting, relay
+        self.p, self.itemsize = theta.shape[-1], int(theta.itemsize)
+        self.form = form(self.p, self.itemsize, len(owners), codec)
+        self.contributions = Contributions(len(owners), theta) if self.form == "packed" else None
+        self.mine = owners == links.rank
+        self._like = theta
+        self._dtype = torch.float64 if self.itemsize == 8 else torch.float32
+        # What rounding has taken from this rank's uploads, and from the sums of the piece that it owns.
+        self.owed = torch.zeros(self.p, dtype=torch.float64, device=links.device) if self._rounds else None
+        self.owed_sum = torch.zeros_like(self.owed) if self.owed is not None else None
+        fields = [("size", "<i4")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
+        self._flag = np.dtype(fields)
+
+    @property
+    def _rounds(self) -> bool:
+        return self.form == "summed" and self._dtype != torch.float64
+
+    def carry(self, reply: Reply) -> Reply:
+        """Tell the others what the workers of this rank answered, and return what all of them did."""
+        flags = self._flags(reply)
+        uploaded = flags.sizes > 0
+        uploads = int(np.count_nonzero(uploaded))
+        broken = flags.sizes < 0
+        estimates = None if flags.estimates is None else flags.estimates[uploaded]
+        innovation = None
+        if uploads:
+            innovation = self._packed(reply, flags.sizes) if self.form == "packed" else self._summed(reply, flags.sizes)
+        return Reply(
+            uploaded,
+            innovation,
+            uploads,
+            8 * int(flags.sizes[uploaded].sum()),
+            reply.gradients,
+            flags.left,
+            estimates,
+            broken if broken.any() else None,
+        )
+
+    # -- flags ------------------------------------------------------------------------------------------------
+
+    def _flags(self, reply: Reply) -> Flags:
+        """Tell everybody, over the relay or directly, how much the workers of this rank upload."""
+        table = np.zeros(len(self.owners), self._flag)
+        own = table[self.mine]
+        if reply.uploads:
+            own["size"][reply.uploaded] = _sizes(reply)
+        if reply.broken is not None:
+            own["size"][reply.broken] = -1
+        if reply.estimates is not None:
+            own["estimate"][reply.uploaded] = reply.estimates
+        if "left" in (self._flag.names or ()):
+            own["left"] = np.nan if reply.left is None else reply.left
+        table[self.mine] = own
+        if self.setting == "hub":
+            self._tell_over_relay(table)
+        else:
+            self._tell(table, self.links.others)
+        told = "left" in (self._flag.names or ())
+        left = table["left"].copy() if told and not np.isnan(table["left"]).all() else None
+        estimates = table["estimate"].copy() if self.rule.estimate else None
+        return Flags(table["size"].astype(np.int64), estimates, left)
+
+    def _tell(self, table: np.ndarray, others: list[int]) -> None:
+        """Exchange the flags of this rank's workers with those of other ranks'."""
+        links = self.links
+        own = links.wire(table[self.mine].view(np.uint8))
+        places = {rank: self.owners == rank for rank in others}
+        received = {rank: links.empty(int(mask.sum()) * self._flag.itemsize) for rank, mask in places.items()}
+        links.exchange(dict.fromkeys(others, own), received, "flags")
+        for rank, mask in places.items():
+            table[mask] = host(received[rank]).view(self._flag)
+
+    def _tell_over_relay(self, table: np.ndarray) -> None:
+        """Send the flags to the relay, which sends all of them to everybody."""
+        links, relay = self.links, self.relay
+        if links.rank == relay:
+            others = links.others
+            places = {rank: self.owners == rank for rank in others}
+            received = {rank: links.empty(int(mask.sum()) * self._flag.itemsize) for rank, mask in places.items()}
+            links.exchange({}, received, "flags")
+            for rank, mask in places.items():
+                table[mask] = host(received[rank]).view(self._flag)
+            everything = links.wire(table.view(np.uint8))
+            links.exchange(dict.fromkeys(others, everything), {}, "flags")
+            return
+        everything = links.empty(table.nbytes)
+        links.exchange({relay: links.wire(table[self.mine].view(np.uint8))}, {}, "flags")
+        links.exchange({}, {relay: everything}, "flags")
+        table[:] = host(everything).view(self._flag)
+
+    # -- uploads ----------------------------------------------------------------------------------------------
+
+    def _plan(self, sizes: IntArray) -> Route:
+        return route(self.setting, self.form, self.p * self.itemsize, sizes)
+
+    def _pieces(self, count: int, way: Route) -> dict[int, slice]:
+        """Return which part of so many entries or bytes each rank serves that serves any."""
+        if way == "hub":
+            return {self.relay: slice(0, count)}
+        bounds = [count * rank // self.links.ranks for rank in range(self.links.ranks + 1)]
+        return {rank: slice(bounds[rank], bounds[rank + 1]) for rank in range(self.links.ranks)}
+
+    def _summed(self, reply: Reply, sizes: IntArray) -> Array:
+        """Return the sum of all innovations."""
+        uploading = np.unique(self.owners[sizes > 0]).tolist()
+        dense = np.zeros(self.links.ranks, np.int64)
+        dense[uploading] = self.p * self.itemsize
+        own = None
+        if reply.innovation is not None:
+            own = self._rounded(self.links.wire(reply.innovation), self.owed, slice(None))
+        way = self._plan(dense)
+        total = self._direct_sum(own, uploading) if way == "direct" else self._served_sum(own, uploading, way)
+        return host(total) if isinstance(self._like, np.ndarray) else total.to(self._like.device)
+
+    def _direct_sum(self, own: Tensor | None, uploading: list[int]) -> Tensor:
+        """Every uploader to everybody, who all add in the same order."""
+        links = self.links
+        received = {rank: links.empty(self.p, self._dtype) for rank in uploading if rank != links.rank}
+        links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads")
+        if own is not None:
+            received[links.rank] = own
+        return _total([received[rank] for rank in uploading])
+
+    def _served_sum(self, own: Tensor | None, uploading: list[int], way: Route) -> Tensor:
+        """Pieces to the ranks that serve them, their sums to everybody."""
+        links = self.links
+        pieces = self._pieces(self.p, way)
+        mine = pieces.get(links.rank)
+        received: dict[int, Tensor] = {}
+        if mine is not None:
+            length = mine.stop - mine.start
+            received = {rank: links.empty(length, self._dtype) for rank in uploading if rank != links.rank}
+        sends = {} if own is None else {rank: own[piece] for rank, piece in pieces.items() if rank != links.rank}
+        links.exchange(sends, received, "uploads")
+        result = links.empty(self.p, self._dtype)
+        if mine is not None:
+            if own is not None:
+                received[links.rank] = own[mine]
+            total = _total([received[rank] for rank in uploading])
+            result[mine] = self._rounded(total, self.owed_sum, mine)
+        sends = {} if mine is None else dict.fromkeys(links.others, result[mine])
+        links.exchange(sends, {rank: result[piece] for rank, piece in pieces.items() if rank != links.rank}, "sums")
+        return result.double()
+
+    def _rounded(self, values: Tensor, owed: Tensor | None, where: slice) -> Tensor:
+        """Return values in the run's dtype; what that takes away is owed, and was paid with the values before."""
+        if owed is None:
+            return values.to(self._dtype)
+        wanted = values + owed[where]
+        found = wanted.to(self._dtype)
+        owed[where] = wanted - found
+        return found
+
+    def _packed(self, reply: Reply, sizes: IntArray) -> Array:
+        """Return the sum of all innovations, from everybody's messages."""
+        assert self.contributions is not None
+        links = self.links
+        sizes = np.maximum(sizes, 0)
+        lengths = np.bincount(self.owners, sizes, links.ranks).astype(np.int64)
+        payloads = {rank: links.empty(int(lengths[rank])) for rank in np.flatnonzero(lengths).tolist()}
+        if links.rank in payloads:
+            payloads[links.rank] = links.wire(np.frombuffer(b"".join(reply.messages), np.uint8).copy())
+        way = self._plan(lengths)
+        if way == "direct":
+            received = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
+            own = payloads.get(links.rank)
+            links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads")
+        else:
+            self._served_messages(payloads, way)
+        who = np.flatnonzero(sizes)
+        messages = []
+        for rank in sorted(payloads):
+            data, start = host(payloads[rank]).tobytes(), 0
+            for m in who[self.owners[who] == rank].tolist():
+                messages.append(data[start : start + sizes[m]])
+                start += int(sizes[m])
+        return self.contributions.take(self.codec, messages, who)
+
+    def _served_messages(self, payloads: dict[int, Tensor], way: Route) -> None:
+        """Fill in the other ranks' messages: pieces to the ranks that serve them, which send on all they have."""
+        links = self.links
+        pieces = {rank: self._pieces(len(payload), way) for rank, payload in payloads.items()}
+        own = payloads.get(links.rank)
+        serving = [rank for rank in range(links.ranks) if way == "scatter" or rank == self.relay]
+        sends = {}
+        if own is not None:
+            sends = {rank: own[pieces[links.rank][rank]] for rank in serving if rank != links.rank}
+        received = {}
+        if links.rank in serving:
+            received = {r: payload[pieces[r][links.rank]] for r, payload in payloads.items() if r != links.rank}
+        links.exchange(sends, received, "uploads")
+
+        def parts(server: int, to: int) -> list[Tensor]:
+            """What a serving rank sends on: its piece of every upload but that of who gets it, and of its own."""
+            return [payloads[r][pieces[r][server]] for r in sorted(payloads) if r != to]
+
+        sends = {}
+        if links.rank in serving:
+            sends = {to: torch.cat(parts(links.rank, to)) for to in links.others if parts(links.rank, to)}
+        incoming = {server: parts(server, links.rank) for server in serving if server != links.rank}
+        received = {server: links.empty(sum(map(len, some))) for server, some in incoming.items()}
+        links.exchange(sends, received, "uploads")
+        for server, some in incoming.items():
+            for part, data in zip(some, torch.split(received[server], [len(part) for part in some]), strict=True):
+                part.copy_(data)
+
+    def state(self) -> dict[str, Array | None]:
+        """Return what a checkpoint must hold of this rank."""
+        contributed = None if self.contributions is None else self.contributions.rows
+        return {"owed": self.owed, "owed_sum": self.owed_sum, "contributed": contributed}
+
+    def restore(self, state: dict[str, Array | None]) -> None:
+        """Take a checkpoint's state."""
+        for name in ("owed", "owed_sum"):
+            held = getattr(self, name)
+            if held is not None:
+                held.copy_(state[name])
+        if self.contributions is not None:
+            self.contributions.rows = cast(state["contributed"], self._like)
+
+
+def _sizes(reply: Reply) -> IntArray | int:
+    """Return the bytes of this rank's uploads, one number each."""
+    if reply.messages:
+        return np.array([len(message) for message in reply.messages])
+    return reply.bits // 8 // reply.uploads
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    """Return the sum in double precision, in the given order."""
+    total = parts[0].double()
+    for part in parts[1:]:
+        total = total + part.double()
+    return total

@@ -1,0 +1,98 @@
+"""Real ranks do what the simulation does: the same uploads in every round, and the same model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.arrays import host
+from lasg.core.codecs import Codec
+from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.server import Laziness
+from lasg.engines.distributed import Distributed, hosts
+from lasg.engines.rounds import Problem, Rounds
+from lasg.engines.simulation import Simulation
+from lasg.errors import LasgError
+from lasg.problems.regression import Regression
+from tests.engines.ranks import on_ranks
+
+SIZES = (30, 8, 50, 12, 20, 9)
+M, ROUNDS = len(SIZES), 60
+SETTINGS = ("auto", "scatter", "hub")
+
+
+def regression(dtype: str, classes: int = 3) -> Regression:
+    rng = np.random.default_rng(1)
+    labels = np.sort(rng.integers(0, classes, sum(SIZES)))
+    features = rng.normal(size=(sum(SIZES), 6)) + 2 * np.eye(6)[labels]
+    shards = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return Regression(features, labels, shards, classes=classes, batch=0.3, seed=0, lam=1e-3, dtype=dtype)
+
+
+def network(dtype: Any) -> Problem:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from lasg.problems.module import ModuleProblem
+
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3)
+    )
+    rng = np.random.default_rng(1)
+    labels = np.sort(rng.integers(0, 3, sum(SIZES)))
+    features = rng.normal(size=(sum(SIZES), 6))
+    shards = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return ModuleProblem(module, cross_entropy, (features, labels), shards, batch=0.3, dtype=dtype)
+
+
+def engine(name: str, problem: Any, distributed: bool, codec: Codec | None = None, **options: Any) -> Rounds:
+    chosen = algorithm(name)
+    make: Any = Distributed if distributed else Simulation
+    run: Rounds = make(
+        problem,
+        ClosedFormSGD(problem.start(), Constant(0.1)),
+        rule=chosen.rule,
+        codec=codec or chosen.codec(8, None),
+        laziness=Laziness(workers=M, D=10, c=0.3),
+        local_steps=chosen.local_steps(3),
+        smoothness=problem.smoothness("paper") if name == "lasg-ps" or name == "laqsg-ps" else None,
+        **options,
+    )
+    return run
+
+
+def advanced(run: Rounds) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tuple[int, ...]]:
+    uploaded = np.array([run.step().uploaded for _ in range(ROUNDS)])
+    return uploaded, host(run.theta).copy(), run.ledger.row()
+
+
+def every_algorithm() -> dict[tuple[str, str], Any]:
+    """On a rank: all twelve, by both exchanges."""
+    problem = regression("float64")
+    return {(name, way): advanced(engine(name, problem, True, exchange=way)) for name in ALGORITHMS for way in SETTINGS}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_all_twelve_upload_in_the_same_rounds_as_simulated_and_reach_the_same_model(ranks: int) -> None:
+    problem = regression("float64")
+    found = on_ranks(ranks, every_algorithm)
+    for name in ALGORITHMS:
+        uploaded, theta, ledger = advanced(engine(name, problem, False))
+        for way in SETTINGS:
+            for rank in range(ranks):
+                mine, model, counts = found[rank][name, way]
+                np.testing.assert_array_equal(mine, uploaded, err_msg=f"{name}, {way}, rank {rank}")
+                np.testing.assert_allclose(model, theta, rtol=0, atol=1e-10, err_msg=f"{name}, {way}")
+                np.testing.assert_array_equal(model, found[0][name, way][1], err_msg=f"{name}, {way}, rank {rank}")
+                assert counts == ledger, (name, way, rank)
+
+
+def test_a_rank_without_a_worker_is_refused() -> None:
+    assert hosts(6, 4).tolist() == [0, 0, 1, 2, 2, 3]
+    with pytest.raises(LasgError, match="3 ranks for 2 workers"):
+        hosts(2, 3)

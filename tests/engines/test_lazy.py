@@ -1,0 +1,304 @@
+"""The lazy optimizer in a training loop of one's own, on real ranks."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import lasg
+from lasg.errors import LasgError
+from tests.engines.ranks import on_ranks
+
+STEPS = 30
+
+
+def data(rank: int, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    """Return this rank's minibatches: other classes on other ranks."""
+    made = torch.Generator().manual_seed(100 + rank)
+    labels = torch.randint(0, 2, (steps, 16), generator=made) + rank % 2
+    return [(torch.randn(16, 6, generator=made) + nn.functional.one_hot(y, 6), y) for y in labels]
+
+
+def module(*, dropout: bool = False, norm: bool = False, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    middle: list[nn.Module] = [nn.BatchNorm1d(12)] if norm else []
+    middle += [nn.Tanh()] + ([nn.Dropout(0.3)] if dropout else [])
+    return nn.Sequential(nn.Linear(6, 12), *middle, nn.Linear(12, 3))
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y)
+
+
+def trained(opt: lasg.LazyOptimizer, model: nn.Module, rank: int, steps: int = STEPS) -> Tensor:
+    for x, y in data(rank, steps):
+        opt.step(functools.partial(loss_of, model, x, y))
+    return flat(model)
+
+
+def beside_ddp() -> tuple[Tensor, Tensor]:
+    """On a rank: always and dense, and DistributedDataParallel, on the same minibatches."""
+    rank = dist.get_rank()
+    mine = module(seed=rank)  # rank 0's parameters are everybody's, as in DistributedDataParallel
+    lazy = trained(lasg.LazyOptimizer(sgd(mine, momentum=0.9), "always", "dense"), mine, rank)
+    model = module(seed=rank)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = sgd(model, momentum=0.9)
+    for x, y in data(rank):
+        optimizer.zero_grad()
+        cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+    return lazy, flat(model)
+
+
+def test_always_and_dense_is_what_distributed_data_parallel_does_to_rounding() -> None:
+    for lazy, ddp in on_ranks(3, beside_ddp):
+        torch.testing.assert_close(lazy, ddp, rtol=1e-5, atol=1e-6)
+
+
+CASES = [
+    (rule, codec, exchange)
+    for rule in ("always", "lag", "wk1", "wk2", "pse")
+    for codec in ("dense", "qsgd8:64", "qsgd4:32")
+    for exchange in ("auto", "scatter", "hub")
+]
+
+
+def every_case() -> dict[Any, tuple[Tensor, tuple[int, ...], list[int]]]:
+    """On a rank: every rule, codec and exchange, in float32, with dropout and BatchNorm."""
+    found = {}
+    for rule, codec, exchange in CASES:
+        model = module(dropout=True, norm=True)
+        opt = lasg.LazyOptimizer(sgd(model), rule, codec, exchange=exchange, c=0.3, D=10)
+        torch.manual_seed(dist.get_rank())
+        theta = trained(opt, model, dist.get_rank())
+        found[rule, codec, exchange] = theta, opt.ledger.row(), opt.sent.tolist()
+    return found
+
+
+def test_all_ranks_agree_to_the_bit_under_every_rule_codec_and_exchange() -> None:
+    ranks = on_ranks(3, every_case)
+    for case in CASES:
+        theta, counts, _ = ranks[0][case]
+        assert torch.isfinite(theta).all()
+        for other in ranks[1:]:
+            assert torch.equal(theta, other[case][0]), case
+            assert counts == other[case][1], case
+    uploads = {case: ranks[0][case][1][2] for case in CASES}
+    assert uploads["always", "dense", "auto"] == 3 * STEPS
+    assert 0 < uploads["wk2", "dense", "auto"] < 3 * STEPS
+    for rule, codec, exchange in CASES:  # how it is carried changes the model by rounding at most
+        assert abs(uploads[rule, codec, exchange] - uploads[rule, codec, "auto"]) <= 3
+
+
+def sleepy() -> tuple[list[bool], list[bool]]:
+    """On a rank: whether the function was called in each step, and whether the rank uploaded."""
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model), "pse", c=2.0, D=20)
+    rank, called, uploaded = dist.get_rank(), [], []
+    for x, y in data(rank):
+        calls: list[int] = []
+
+        def compute(x: Tensor = x, y: Tensor = y, calls: list[int] = calls) -> Tensor:
+            calls.append(1)
+            return cross_entropy(model(x), y)
+
+        loss = opt.step(compute)
+        assert (loss is None) == (not calls)
+        assert opt.last is not None
+        called.append(bool(calls))
+        uploaded.append(bool(opt.last.uploaded[rank]))
+    return called, uploaded
+
+
+def test_a_rank_that_a_server_rule_does_not_ask_computes_nothing() -> None:
+    for called, uploaded in on_ranks(2, sleepy):
+        assert called == uploaded
+        assert not all(called)
+
+
+def otherwise() -> list[str]:
+    """On a rank: what ranks say that were started otherwise."""
+    rank = dist.get_rank()
+    found = []
+    for options in (
+        {"codec": "qsgd8" if rank == 1 else "dense"},
+        {"D": 10 + rank},
+        {"weight": 0.9},
+    ):
+        with pytest.raises(LasgError) as error:
+            lasg.LazyOptimizer(sgd(module()), **options)
+        found.append(str(error.value))
+    with pytest.raises(LasgError) as error:
+        lasg.LazyOptimizer(sgd(nn.Linear(2 + rank, 2)))
+    return [*found, str(error.value)]
+
+
+def test_ranks_that_were_started_otherwise_are_refused_with_what_differs() -> None:
+    for codec, constants, weights, shapes in on_ranks(2, otherwise):
+        assert "rank 1 was started otherwise" in codec
+        assert "QSGD(bits=8" in codec
+        assert "[0.1, 11, 10, 0]" in constants
+        assert "sum to 1" in weights
+        assert "shapes" in shapes
+
+
+def resumed() -> list[bool]:
+    """On a rank: whether a run that was stopped and resumed in the middle ends as one that was not."""
+    found = []
+    for rule, codec in (("wk2", "dense"), ("pse", "qsgd8:64"), ("wk1", "qsgd4:32"), ("lag", "dense")):
+        rank = dist.get_rank()
+        batches = data(rank)
+        ends = []
+        for stops in (False, True):
+            model = module(dropout=True, norm=True)
+            opt = lasg.LazyOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), rule, codec)
+            scheduler = torch.optim.lr_scheduler.StepLR(opt, 7, gamma=0.5)
+            torch.manual_seed(rank)
+            for k, (x, y) in enumerate(batches):
+                if stops and k == 17:
+                    file = io.BytesIO()
+                    saved = (model.state_dict(), opt.state_dict(), scheduler.state_dict(), torch.get_rng_state())
+                    torch.save(saved, file)
+                    file.seek(0)
+                    states = torch.load(file, weights_only=True)
+                    model = module(dropout=True, norm=True, seed=9)
+                    opt = lasg.LazyOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), rule, codec)
+                    scheduler = torch.optim.lr_scheduler.StepLR(opt, 7, gamma=0.5)
+                    model.load_state_dict(states[0])
+                    opt.load_state_dict(states[1])
+                    scheduler.load_state_dict(states[2])
+                    torch.set_rng_state(states[3])
+                opt.step(functools.partial(loss_of, model, x, y))
+                scheduler.step()
+            ends.append((flat(model), opt.ledger, dict(model.named_buffers())))
+        one, other = ends
+        buffers = all(torch.equal(value, other[2][name]) for name, value in one[2].items())
+        found.append(torch.equal(one[0], other[0]) and one[1] == other[1] and buffers)
+    return found
+
+
+def test_a_run_that_is_resumed_from_its_state_dicts_goes_on_bit_for_bit() -> None:
+    for found in on_ranks(2, resumed):
+        assert all(found), found
+
+
+# -- alone: without a process group there is one worker -----------------------------------------------------------
+
+
+def test_alone_it_is_the_wrapped_optimizer_under_always() -> None:
+    mine, theirs = module(), module()
+    lazy = trained(lasg.LazyOptimizer(sgd(mine), "always"), mine, 0)
+    optimizer = sgd(theirs)
+    for x, y in data(0):
+        optimizer.zero_grad()
+        cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(lazy, flat(theirs), rtol=1e-5, atol=1e-6)
+
+
+def test_the_probe_uses_the_same_dropout_mask_and_leaves_batch_norm_and_generator_as_one_call_does() -> None:
+    model = module(dropout=True, norm=True)
+    opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), "wk2", c=0.1)
+    expected = module(dropout=True, norm=True)
+    torch.manual_seed(5)
+    for x, y in data(0, 4):
+        opt.step(functools.partial(loss_of, model, x, y))
+        if opt.last is not None and opt.last.left is not None:
+            # At a step of 0 both points are the same model, so that any difference is another mask or statistic.
+            assert opt.last.left[0] == 0
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    for x, _ in data(0, 4):
+        expected(x)
+    assert torch.equal(drawn, torch.rand(3))
+    for one, other in zip(model.buffers(), expected.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_function_that_calls_backward_is_refused_with_the_line_to_delete() -> None:
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model))
+    x, y = data(0)[0]
+
+    def compute() -> Tensor:
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(LasgError, match=r"delete the line loss.backward\(\)"):
+        opt.step(compute)
+
+
+def test_what_is_no_loss_is_refused_with_what_came() -> None:
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model))
+    x, y = data(0)[0]
+    with pytest.raises(LasgError, match=r"shape \(16,\)"):
+        opt.step(lambda: cross_entropy(model(x), y, reduction="none"))
+    with pytest.raises(LasgError, match="float"):
+        opt.step(lambda: cross_entropy(model(x), y).item())  # type: ignore[arg-type, return-value]
+    with pytest.raises(LasgError, match="does not depend on the parameters"):
+        opt.step(lambda: cross_entropy(model(x), y).detach())
+    with pytest.raises(LasgError, match="takes a function"):
+        opt.step(None)  # type: ignore[arg-type]
+
+
+def test_frozen_parameters_are_left_alone_and_groups_have_their_own_rates() -> None:
+    model = module()
+    model[0].bias.requires_grad_(False)
+    before = [value.detach().clone() for value in model.parameters()]
+    groups = [
+        {"params": [model[0].weight, model[0].bias], "lr": 0.0},
+        {"params": model[2].parameters(), "lr": 0.1},
+    ]
+    trained(lasg.LazyOptimizer(torch.optim.SGD(groups), "wk2"), model, 0)
+    moved = [not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, True]
+
+
+def test_a_gradient_that_is_not_finite_is_silence_and_leaves_no_trace() -> None:
+    model = module(norm=True)
+    opt = lasg.LazyOptimizer(sgd(model), "always", patience=3)
+    x, y = data(0)[0]
+    opt.step(lambda: cross_entropy(model(x), y))
+    statistics = [value.clone() for value in model.buffers()]
+    loss = opt.step(lambda: cross_entropy(model(x * float("nan")), y))
+    assert loss is not None
+    assert loss.isnan()
+    assert opt.last is not None
+    assert opt.last.broken is not None
+    assert all(torch.equal(one, other) for one, other in zip(statistics, model.buffers(), strict=True))
+    assert torch.isfinite(flat(model)).all()
+    for _ in range(2):
+        opt.step(lambda: cross_entropy(model(x), y) * float("inf"))
+    with pytest.raises(lasg.Faulty, match="3 rounds in a row"):
+        opt.step(lambda: cross_entropy(model(x), y))
+
+
+def test_a_scheduler_takes_the_lazy_optimizer_as_any_other() -> None:
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 5)
+    x, y = data(0)[0]
+    for _ in range(5):
+        opt.step(lambda: cross_entropy(model(x), y))
+        scheduler.step()
+    assert opt.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+    assert np.isfinite(flat(model).numpy()).all()
