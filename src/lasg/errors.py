@@ -18,6 +18,10 @@ class Faulty(LasgError):  # noqa: N818
     """A worker's gradients were NaN or infinite for too long."""
 
 
+class Elsewhere(LasgError):  # noqa: N818
+    """Another process of the same run failed, and says why."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean X?" where a known name is close to a wrong one, else nothing."""
     close = difflib.get_close_matches(name, list(known), 1)

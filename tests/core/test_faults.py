@@ -44,6 +44,12 @@ class Broken(Toy):
     def loss(self, theta: Any) -> float:
         return float((theta * theta).sum())
 
+    def accuracy(self, theta: Any) -> None:
+        pass
+
+    def export(self, theta: Any) -> dict[str, Any]:
+        return {"theta": theta}
+
     def fresh(self) -> Broken:
         return self
 

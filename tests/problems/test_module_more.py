@@ -152,7 +152,7 @@ def test_pooled_variances_stay_positive_where_means_are_large() -> None:
     module = nn.Sequential(nn.BatchNorm1d(6, momentum=None), linear())
     of = problem(module, (0.01 * inputs() + 100, labels()), dtype="float32")
     found = simulation(of, rounds=20)
-    variance = found.problem.export(found.theta)["0.running_var"]  # type: ignore[attr-defined]
+    variance = found.problem.export(found.theta)["0.running_var"]
     assert torch.allclose(variance, torch.full((6,), 1e-4), rtol=1)
     assert np.isfinite(found.loss())
 

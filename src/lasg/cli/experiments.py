@@ -76,18 +76,20 @@ def run(
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     engine: options.Engine = "simulation",
+    exchange: options.Exchange = "auto",
+    relay: options.Relay = 0,
+    timeout: options.Timeout = 300.0,
     fresh: options.Fresh = False,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Run one spec, or one algorithm on a task, and store it."""
-    options.check_engine(engine)
+    ranks = options.on_ranks(engine, exchange, relay, timeout)
     values = options.read_changes(changes)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
-    (found,) = run_all(
-        [spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, csv=csv, tensorboard=tensorboard
-    )
+    files = {"csv": csv, "tensorboard": tensorboard}
+    (found,) = run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     _print_run(found, json)
 
 
@@ -129,6 +131,9 @@ def compare(
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     engine: options.Engine = "simulation",
+    exchange: options.Exchange = "auto",
+    relay: options.Relay = 0,
+    timeout: options.Timeout = 300.0,
     jobs: options.Jobs = None,
     fresh: options.Fresh = False,
     network: Annotated[
@@ -148,7 +153,7 @@ def compare(
     json: options.Json = False,
 ) -> None:
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
-    options.check_engine(engine)
+    ranks = options.on_ranks(engine, exchange, relay, timeout)
     chosen = task_named(task)
     values = options.read_changes(changes)
     found = [
@@ -165,7 +170,8 @@ def compare(
     for path in (plot, report):
         if path:
             check_writable(path)
-    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, csv=csv, tensorboard=tensorboard)
+    files = {"csv": csv, "tensorboard": tensorboard}
+    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )

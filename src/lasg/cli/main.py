@@ -11,7 +11,7 @@ import typer
 import lasg
 from lasg.cli import data, experiments, figure, lists, paper, report
 from lasg.cli.show import err
-from lasg.errors import LasgError
+from lasg.errors import Elsewhere, LasgError
 from lasg.experiments.clock import EVERY
 
 try:
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = arguments if arguments is not None else sys.argv[1:]
         result = app(_with_values(given), standalone_mode=False)
     except LasgError as error:
-        return _fail(str(error), 2)
+        return 2 if isinstance(error, Elsewhere) else _fail(str(error), 2)
     except UsageProblem as error:
         # Without a message it is the help of a command that wants another word, and stands there already.
         return _fail(error.format_message(), 2) if error.format_message().strip() else 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +67,16 @@ TensorBoard = Annotated[
     Path | None,
     typer.Option("--tensorboard", help="Also write scalars for TensorBoard into this folder.", file_okay=False),
 ]
-Engine = Annotated[str, typer.Option(help="What carries the messages: simulation.")]
+Engine = Annotated[
+    str,
+    typer.Option(help="What carries the messages: simulation (one process) or distributed (the ranks of torchrun)."),
+]
+Exchange = Annotated[
+    str,
+    typer.Option(help="How ranks send uploads: auto, collective, direct, scatter or hub (over one rank, the --relay)."),
+]
+Relay = Annotated[int, typer.Option(help="The rank that forwards uploads under --exchange hub.", min=0)]
+Timeout = Annotated[float, typer.Option(help="Seconds that a rank waits for another one.", min=0.1)]
 
 
 def split_algorithms(text: str) -> list[str]:
@@ -100,7 +111,21 @@ def limited(spec: Spec, until: list[str], changes: dict[str, Any]) -> Spec:
     return spec
 
 
-def check_engine(engine: str) -> None:
-    """Refuse an engine that is not there."""
+@dataclass(frozen=True)
+class Ranks:
+    """How the ranks of torchrun share a run."""
+
+    exchange: str
+    relay: int
+    timeout: float
+
+
+def on_ranks(engine: str, exchange: str, relay: int, timeout: float) -> Ranks | None:
+    """Return how ranks share a run; None for the simulation. Refuse an engine that is not there."""
+    if engine == "distributed":
+        return Ranks(exchange, relay, timeout)
     if engine != "simulation":
-        raise LasgError(f"unknown engine {engine!r}: simulation is the one there is")
+        raise LasgError(f"unknown engine {engine!r}: simulation and distributed are those there are")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise LasgError("torchrun started several ranks, and each would simulate the same: add --engine distributed")
+    return None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import typer
+
 from lasg.cli import live
+from lasg.cli.options import Ranks
 from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
 from lasg.experiments import pool, pretrained
@@ -27,28 +32,82 @@ def run_all(
     data_dir: Path | None = None,
     csv: Path | None = None,
     tensorboard: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> list[Run]:
     """Fetch and prepare the data once, before processes share it; then run the specs. Shows progress for both.
 
     A spec that is listed twice runs once. Runs of one problem share its data, so they go one after another.
+    With `ranks` this process is one of those that torchrun started; all but the first end here.
     """
+    if ranks is not None:
+        return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, csv, tensorboard)
     for name in dict.fromkeys(spec.weights for spec in listed if pretrained.missing(spec.weights, data_dir)):
         pretrain(str(name), out_dir, fresh=False, data_dir=data_dir)
     order = sorted(listed, key=lambda spec: (spec.data, spec.partition, spec.seed))
     once = {spec.digest: spec for spec in order}
     with writing(csv, tensorboard) as files:
-        with live.fetching() as told:
-            for name in sorted({spec.data for spec in listed}):
-                if not is_embedded(name):
-                    load(name, data_dir=data_dir, progress=told)
-            for name in sorted({spec.weights for spec in listed if spec.weights is not None}):
-                weights.obtain(name, data_dir, progress=told)
+        _fetch(listed, data_dir)
         with live.following(len(once), what) as follow:
             report = both(follow, files)
             some = list(once.values())
             done = pool.run_all(some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
     runs = dict(zip(once, done, strict=True))
     return [runs[spec.digest] for spec in listed]
+
+
+def _fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:
+    """Fetch and prepare data and weights."""
+    with live.fetching() as told:
+        for name in sorted({spec.data for spec in listed}):
+            if not is_embedded(name):
+                load(name, data_dir=data_dir, progress=told)
+        for name in sorted({spec.weights for spec in listed if spec.weights is not None}):
+            weights.obtain(name, data_dir, progress=told)
+
+
+def _run_on_ranks(
+    listed: Sequence[Spec],
+    out_dir: Path,
+    what: str,
+    how: Ranks,
+    fresh: bool,
+    data_dir: Path | None,
+    csv: Path | None,
+    tensorboard: Path | None,
+) -> list[Run]:
+    """Run the specs one after another, on all ranks; the first returns the runs, the others end."""
+    import torch.distributed as dist
+
+    from lasg.engines.links import join
+    from lasg.experiments import ranks
+
+    links = join(how.timeout)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # once a host
+        _fetch(listed, data_dir)
+    links.gather(b"", "the data")
+    with ExitStack() as stack:
+        report = None
+        if links.rank == 0:
+            files = stack.enter_context(writing(csv, tensorboard))
+            report = both(stack.enter_context(live.following(len(listed), f"{what}, {links.ranks} ranks")), files)
+        found = [
+            ranks.run_or_read(
+                spec,
+                out_dir,
+                links,
+                exchange=how.exchange,
+                relay=how.relay,
+                fresh=fresh,
+                data_dir=data_dir,
+                report=report,
+            )
+            for spec in listed
+        ]
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if links.rank:
+        raise typer.Exit
+    return [run for run in found if run is not None]
 
 
 def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None) -> Path:

@@ -130,4 +130,17 @@ def outcome(run: Run) -> Group:
         table.add_row("test accuracy", f"{100 * trace['accuracy'][-1]:.2f} %")
     for name in COUNTS:
         table.add_row(name.replace("_", " "), f"{int(trace[name][-1]):,}")
-    return titled(f"{run.spec.algorithm} on {run.spec.task}, seed {run.spec.seed}: {run.status}", table)
+    shown = titled(f"{run.spec.algorithm} on {run.spec.task}, seed {run.spec.seed}: {run.status}", table)
+    sent = run.meta.get("bytes_sent")
+    return Group(shown, links(sent)) if sent and len(sent) > 1 else shown
+
+
+def links(sent: Sequence[Sequence[int]]) -> Group:
+    """Return the table of what really travelled between ranks."""
+    table = new_table()
+    table.add_column("")
+    for rank in range(len(sent)):
+        table.add_column(f"to {rank}", justify="right")
+    for rank, row in enumerate(sent):
+        table.add_row(f"from rank {rank}", *("-" if to == rank else f"{bytes_:,}" for to, bytes_ in enumerate(row)))
+    return titled(f"bytes over the links: {sum(map(sum, sent)):,}", table)

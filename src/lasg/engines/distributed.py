@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import torch
 
-from lasg.core.arrays import IntArray, copies
+from lasg.core.arrays import IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
@@ -16,6 +18,9 @@ from lasg.engines.exchange import Exchange, form
 from lasg.engines.links import Links
 from lasg.engines.rounds import Problem, Rounds
 from lasg.errors import LasgError
+
+SHARED = {"server", "ledger", "streak"}
+"""What of a run's state is the same on every rank."""
 
 
 class Distributed(Rounds):
@@ -48,20 +53,62 @@ class Distributed(Rounds):
 
     def respond(self, opened: Opened) -> Reply:
         """Return what all workers answer, wherever they are."""
-        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)))
+        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish)
         asked = len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
         points = int(self.server.rule.points(opened.k, self.server.laziness.D))
         return reply._replace(gradients=asked * points * self.workers.H)
 
+    @property
+    def wished(self) -> int:
+        """What any rank wished before the last round."""
+        return self.exchange.wished
+
+    def measure(self) -> tuple[float, float | None]:
+        """Return loss and accuracy, which rank 0 measures."""
+        self._collect()
+        found = np.full(2, np.nan)
+        if self.links.rank == 0:
+            loss, accuracy = super().measure()
+            found[:] = loss, np.nan if accuracy is None else accuracy
+        loss, accuracy = host(self.links.copy_from(0, torch.from_numpy(found), "measurements")).tolist()
+        return loss, None if math.isnan(accuracy) else accuracy
+
+    def export(self) -> Any:
+        """Return the model, on rank 0 with what all workers know of it."""
+        self._collect()
+        return super().export()
+
+    def _collect(self) -> None:
+        """Let rank 0 know what of the problem belongs to the workers of the others, such as BatchNorm's statistics."""
+        for rows in self.problem.state().values():
+            if self.links.rank:
+                self.links.exchange({0: self.links.wire(rows[self.ids])}, {}, "buffers")
+                continue
+            for rank in self.links.others:
+                theirs = np.flatnonzero(self.exchange.owners == rank)
+                received = torch.empty_like(rows[theirs], device=self.links.device)
+                self.links.exchange({}, {rank: received}, "buffers")
+                rows[theirs] = received.to(rows.device)
+
+    def shared(self) -> dict[str, Any]:
+        """Return the part of the state that all ranks have alike: live arrays."""
+        return {name: value for name, value in super().state(live=True).items() if name in SHARED}
+
+    def own(self) -> dict[str, Any]:
+        """Return the part of the state that is this rank's alone: live arrays."""
+        mine = {name: value for name, value in super().state(live=True).items() if name not in SHARED}
+        return {**mine, "exchange": self.exchange.state(), "sent": self.links.sent}
+
     def state(self, *, live: bool = False) -> dict[str, Any]:
         """Return all that this rank needs to go on."""
-        own = self.exchange.state()
-        return {**super().state(live=live), "exchange": own if live else copies(own)}
+        state = {**self.shared(), **self.own()}
+        return state if live else dict(copies(state))
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         super().restore(state)
         self.exchange.restore(state["exchange"])
+        self.links.sent = host(state["sent"]).copy()
 
 
 def hosts(workers: int, ranks: int) -> IntArray:

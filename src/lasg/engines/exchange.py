@@ -123,6 +123,7 @@ class Exchange:
         # What rounding has taken from this rank's uploads, and from the sums of the piece that it owns.
         self.owed = torch.zeros(self.p, dtype=torch.float64, device=links.device) if self._rounds else None
         self.owed_sum = torch.zeros_like(self.owed) if self.owed is not None else None
+        self.wished = 0
         fields = [("size", "<i4")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
         self._flag = np.dtype(fields)
 
@@ -130,9 +131,12 @@ class Exchange:
     def _rounds(self) -> bool:
         return self.form == "summed" and self._dtype != torch.float64
 
-    def carry(self, reply: Reply) -> Reply:
-        """Tell the others what the workers of this rank answered, and return what all of them did."""
-        flags = self._flags(reply)
+    def carry(self, reply: Reply, wish: int = 0) -> Reply:
+        """Tell the others what the workers of this rank answered, and return what all of them did.
+
+        A wish goes along: after it `wished` is the highest of all ranks'.
+        """
+        flags = self._flags(reply, wish)
         uploaded = flags.sizes > 0
         uploads = int(np.count_nonzero(uploaded))
         broken = flags.sizes < 0
@@ -153,7 +157,7 @@ class Exchange:
 
     # -- flags ------------------------------------------------------------------------------------------------
 
-    def _flags(self, reply: Reply) -> Flags:
+    def _flags(self, reply: Reply, wish: int) -> Flags:
         """Tell everybody, over the relay or directly, how much the workers of this rank upload."""
         table = np.zeros(len(self.owners), self._flag)
         own = table[self.mine]
@@ -166,42 +170,53 @@ class Exchange:
         if "left" in (self._flag.names or ()):
             own["left"] = np.nan if reply.left is None else reply.left
         table[self.mine] = own
+        self.wished = wish
         if self.setting == "hub":
             self._tell_over_relay(table)
         else:
-            self._tell(table, self.links.others)
+            self._tell(table)
         told = "left" in (self._flag.names or ())
         left = table["left"].copy() if told and not np.isnan(table["left"]).all() else None
         estimates = table["estimate"].copy() if self.rule.estimate else None
         return Flags(table["size"].astype(np.int64), estimates, left)
 
-    def _tell(self, table: np.ndarray, others: list[int]) -> None:
-        """Exchange the flags of this rank's workers with those of other ranks'."""
-        links = self.links
-        own = links.wire(table[self.mine].view(np.uint8))
-        places = {rank: self.owners == rank for rank in others}
-        received = {rank: links.empty(int(mask.sum()) * self._flag.itemsize) for rank, mask in places.items()}
-        links.exchange(dict.fromkeys(others, own), received, "flags")
-        for rank, mask in places.items():
-            table[mask] = host(received[rank]).view(self._flag)
+    def _tell(self, table: np.ndarray) -> None:
+        """Tell every rank, and hear every rank."""
+        heard = self._heard()
+        said = self.links.wire(self._said(table[self.mine]))
+        self.links.exchange(dict.fromkeys(self.links.others, said), heard, "flags")
+        self._note(table, heard)
 
     def _tell_over_relay(self, table: np.ndarray) -> None:
-        """Send the flags to the relay, which sends all of them to everybody."""
+        """Tell the relay, which tells everybody."""
         links, relay = self.links, self.relay
         if links.rank == relay:
-            others = links.others
-            places = {rank: self.owners == rank for rank in others}
-            received = {rank: links.empty(int(mask.sum()) * self._flag.itemsize) for rank, mask in places.items()}
-            links.exchange({}, received, "flags")
-            for rank, mask in places.items():
-                table[mask] = host(received[rank]).view(self._flag)
-            everything = links.wire(table.view(np.uint8))
-            links.exchange(dict.fromkeys(others, everything), {}, "flags")
+            heard = self._heard()
+            links.exchange({}, heard, "flags")
+            self._note(table, heard)
+            links.exchange(dict.fromkeys(links.others, links.wire(self._said(table))), {}, "flags")
             return
-        everything = links.empty(table.nbytes)
-        links.exchange({relay: links.wire(table[self.mine].view(np.uint8))}, {}, "flags")
-        links.exchange({}, {relay: everything}, "flags")
-        table[:] = host(everything).view(self._flag)
+        everything = links.empty(1 + table.nbytes)
+        links.exchange({relay: links.wire(self._said(table[self.mine]))}, {relay: everything}, "flags")
+        data = host(everything)
+        self.wished = int(data[0])
+        table[:] = data[1:].view(self._flag)
+
+    def _said(self, rows: np.ndarray) -> np.ndarray:
+        """Return the wish and the flags of some workers as bytes."""
+        return np.concatenate([np.array([self.wished], np.uint8), rows.view(np.uint8)])
+
+    def _heard(self) -> dict[int, Tensor]:
+        """Return room for what the other ranks say."""
+        counts = np.bincount(self.owners, minlength=self.links.ranks)
+        return {rank: self.links.empty(1 + int(counts[rank]) * self._flag.itemsize) for rank in self.links.others}
+
+    def _note(self, table: np.ndarray, heard: dict[int, Tensor]) -> None:
+        """Take what the other ranks said."""
+        for rank, said in heard.items():
+            data = host(said)
+            self.wished = max(self.wished, int(data[0]))
+            table[self.owners == rank] = data[1:].view(self._flag)
 
     # -- uploads ----------------------------------------------------------------------------------------------
 

@@ -232,6 +232,14 @@ class _Model:
         """Refuse: only the user knows the objective over all samples."""
         raise LasgError("a lazy optimizer sees minibatches only: measure the loss over all samples in your own loop")
 
+    def accuracy(self, theta: Array) -> float | None:  # noqa: ARG002
+        """Return None, as `loss` refuses."""
+        return None
+
+    def export(self, theta: Array) -> dict[str, Tensor]:
+        """Return the parameters at theta."""
+        return dict(zip(self.flat.names, self.flat.views(theta), strict=True))
+
     def fresh(self) -> _Model:
         """Return itself: an optimizer is one run."""
         return self

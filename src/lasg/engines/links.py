@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -11,12 +12,32 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from lasg.core.arrays import IntArray
 from lasg.errors import LasgError
 
 TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
+
+
+def join(timeout: float = TIMEOUT) -> Links:
+    """Join the process group that torchrun described, or be alone without one; return the links to the others.
+
+    After a restart, ranks of the new attempt must not find the addresses of the last one in the store that all
+    attempts share: each attempt has a part of it to itself.
+    """
+    if dist.is_initialized() or "RANK" not in os.environ:
+        return Links(timeout=timeout)
+    if not 0 < timeout < float("inf"):
+        raise LasgError(f"timeout must be a number of seconds, got {timeout!r}")
+    store, rank, ranks = next(iter(rendezvous("env://")))
+    attempt = PrefixStore(f"lasg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    limit = timedelta(seconds=timeout)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=limit)
+    return Links(timeout=timeout)
 
 
 class Links:
@@ -76,6 +97,12 @@ class Links:
         self.exchange(dict.fromkeys(self.others, own), received, what)
         received[self.rank] = own
         return [received[rank].cpu().numpy().tobytes() for rank in range(self.ranks)]
+
+    def say(self, data: bytes, what: str) -> bytes:
+        """Return what rank 0 said here, of whatever length; the others' `data` is not looked at."""
+        length = int(self.copy_from(0, torch.tensor([len(data)], dtype=torch.int64), what))
+        said = np.frombuffer(data, np.uint8).copy() if self.rank == 0 else np.empty(length, np.uint8)
+        return self.copy_from(0, torch.from_numpy(said), what).numpy().tobytes()
 
     def copy_from(self, source: int, tensor: Tensor, what: str) -> Tensor:
         """Return one rank's tensor, on every rank."""

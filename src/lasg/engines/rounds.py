@@ -37,6 +37,14 @@ class Problem(Oracle, Protocol):
         """Return the objective over all samples."""
         ...
 
+    def accuracy(self, theta: Array) -> float | None:
+        """Return the accuracy on the test set, if there is one."""
+        ...
+
+    def export(self, theta: Array) -> Any:
+        """Return a model by the names of its parameters."""
+        ...
+
     def fresh(self) -> Problem:
         """Return a problem of its own for one run: what changes while it trains is not shared, the data is."""
         ...
@@ -126,6 +134,8 @@ class Rounds(ABC):
             local_steps=local_steps,
             packs=packs,
         )
+        self.wish = 0
+        """What this process would have after the next round: nothing, or more urgently the higher it is."""
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
         self._estimate_bits = rule.estimate_bits
         self._flags = laziness.workers * rule.flag_bits
@@ -139,9 +149,22 @@ class Rounds(ABC):
         """The current model."""
         return self.server.theta
 
+    @property
+    def wished(self) -> int:
+        """What was wished most urgently before the last round, by whichever process: all are told the same."""
+        return self.wish
+
     def loss(self) -> float:
         """Return the objective at the current model, over all samples."""
         return self.problem.loss(self.theta)
+
+    def measure(self) -> tuple[float, float | None]:
+        """Return loss and accuracy at the current model, the same in every process."""
+        return self.problem.loss(self.theta), self.problem.accuracy(self.theta)
+
+    def export(self) -> Any:
+        """Return the model by the names of its parameters."""
+        return self.problem.export(self.theta)
 
     def __iter__(self) -> Iterator[Round]:
         while True:

@@ -27,6 +27,8 @@ from lasg.experiments.spec import OWN, Spec
 from lasg.problems.regression import Regression
 
 if TYPE_CHECKING:
+    from lasg.engines.distributed import Distributed
+    from lasg.engines.links import Links
     from lasg.problems.module import ModuleProblem  # imports torch, which regressions do without
 
 Problem: TypeAlias = Union[Regression, "ModuleProblem"]
@@ -218,19 +220,36 @@ def simulation(
 ) -> Simulation:
     """Return the simulation of a spec at round 0; a rule or codec of your own replaces the algorithm's."""
     of = problem(spec) if of is None else of
+    return Simulation(of, optimizer(spec, of.start()), **_parts(spec, of, rule, codec))
+
+
+def distributed(spec: Spec, of: Problem, links: Links, exchange: str = "auto", relay: int = 0) -> Distributed:
+    """Return the run of a spec on ranks, at round 0."""
+    from lasg.engines.distributed import Distributed
+
+    return Distributed(
+        of,
+        optimizer(spec, of.start()),
+        links=links,
+        exchange=exchange,
+        relay=relay,
+        tell_left=bool(spec.watched),
+        **_parts(spec, of),
+    )
+
+
+def _parts(spec: Spec, of: Problem, rule: Rule | None = None, codec: Codec | None = None) -> dict[str, Any]:
+    """Return what every engine takes besides problem and optimizer."""
     chosen = algorithm(spec.algorithm)
     rule = rule or chosen.rule
-    theta = of.start()
     needs_smoothness = rule.where == "server" and rule.estimate is None
-    return Simulation(
-        of,
-        optimizer(spec, theta),
-        rule=rule,
-        codec=codec or chosen.codec(spec.bits, spec.bucket),
-        laziness=Laziness(workers=spec.workers, D=spec.D, c=spec.c, window=spec.window, start=spec.start),
-        local_steps=chosen.local_steps(spec.H),
-        seed=spec.seed,
-        smoothness=_smoothness(of, spec.smoothness) if needs_smoothness else None,
-        clip=spec.clip,
-        patience=spec.patience or PATIENCE,
-    )
+    return {
+        "rule": rule,
+        "codec": codec or chosen.codec(spec.bits, spec.bucket),
+        "laziness": Laziness(workers=spec.workers, D=spec.D, c=spec.c, window=spec.window, start=spec.start),
+        "local_steps": chosen.local_steps(spec.H),
+        "seed": spec.seed,
+        "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,
+        "clip": spec.clip,
+        "patience": spec.patience or PATIENCE,
+    }

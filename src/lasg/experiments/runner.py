@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from lasg.core.ledger import COUNTS, Ledger
-from lasg.engines.simulation import Simulation
+from lasg.engines.rounds import Rounds
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.experiments import build, store
 from lasg.experiments.files import locked, sweep
@@ -32,6 +32,8 @@ LONG_SECONDS = 0.5
 """An evaluation that takes longer is announced."""
 ALMOST = 0.999
 """The share of a run that has not ended yet, at most."""
+CHECKPOINT, STOP = 1, 2
+"""What may be wished for after a round, the more urgent the higher."""
 
 
 @dataclass
@@ -39,8 +41,10 @@ class Job:
     """A run under way: the simulation, its trace, and when the next evaluation is."""
 
     spec: Spec
-    simulation: Simulation
+    simulation: Rounds
     trace: Trace
+    leads: bool = True
+    """Whether this process says when there is a checkpoint: one of those that share a run does."""
     next_evaluation: int = 0
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
@@ -55,11 +59,6 @@ class Job:
         """Prepare the run of a spec; a problem of the caller's own replaces the one it describes."""
         problem = build.problem(spec, data_dir) if problem is None else problem
         return cls(spec, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
-
-    @property
-    def problem(self) -> build.Problem:
-        """What is minimised, with what of it belongs to this run alone."""
-        return cast("build.Problem", self.simulation.problem)
 
     @property
     def loss(self) -> float:
@@ -98,6 +97,8 @@ class Job:
                 self.evaluate(report)
             while self.share() < 1:
                 began = time.monotonic()
+                if self.leads and checkpoint is not None and began - saved > pause:
+                    self.simulation.wish = max(self.simulation.wish, CHECKPOINT)
                 self.trace.closed(self.simulation.step())
                 now = time.monotonic()
                 self.seconds += now - began
@@ -106,9 +107,13 @@ class Job:
                 if report is not None and now >= self._report_due:
                     self._report_due = now + REPORT_SECONDS
                     report(self.status(min(ALMOST, self.share())))
-                if checkpoint is not None and now - saved > pause:
+                wished = self.simulation.wished
+                if checkpoint is not None and wished:
                     began = time.monotonic()
                     checkpoint()
+                    if wished == STOP:
+                        raise KeyboardInterrupt
+                    self.simulation.wish = 0
                     saved = time.monotonic()
                     longest = (saved - began) / CHECKPOINT_SHARE
                     pause = max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
@@ -124,7 +129,7 @@ class Job:
     def _gave_up(self, error: Faulty, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be mended."""
         everybody = bool((self.simulation.streak >= self.simulation.patience).all())
-        if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.loss()):
+        if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.measure()[0]):
             self.message = str(error)
             return "diverged"
         self.simulation.forgive()  # after a resume it has as much patience again
@@ -160,11 +165,11 @@ class Job:
         if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.network):
             report(self.status(min(ALMOST, self.share()), evaluating=True))
         began = time.monotonic()
-        theta, rounds = self.simulation.theta, self.simulation.ledger.rounds
-        loss = self.problem.loss(theta)
+        rounds = self.simulation.ledger.rounds
+        loss, accuracy = self.simulation.measure()
         if not math.isfinite(loss):
             raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")
-        self.trace.evaluated(self.simulation.ledger, loss, self.problem.accuracy(theta))
+        self.trace.evaluated(self.simulation.ledger, loss, accuracy)
         self.evaluation_seconds += time.monotonic() - began
         every = self.spec.evaluate
         if rounds >= self.next_evaluation:  # a mark in between does not move the schedule
@@ -173,8 +178,11 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return all that the run needs to go on."""
+        return {"simulation": self.simulation.state(live=True), **self.record()}
+
+    def record(self) -> dict[str, Any]:
+        """Return what is known of the run so far, besides the simulation's state."""
         return {
-            "simulation": self.simulation.state(live=True),
             "trace": self.trace.arrays(),
             "next_evaluation": self.next_evaluation,
             "seconds": self.seconds,
@@ -192,7 +200,7 @@ class Job:
 
 
 @contextmanager
-def _steadily(spec: Spec) -> Iterator[None]:
+def steadily(spec: Spec) -> Iterator[None]:
     """One thread, or as many as the spec says: a run's bits do not depend on the cores that are there.
 
     Divergence is told by us, not by warnings.
@@ -220,7 +228,7 @@ def run(
     problem: build.Problem | None = None,
 ) -> Run:
     """Run a spec from the start and store it in `folder`; on a problem of the caller's own, if there is one."""
-    with _steadily(spec):
+    with steadily(spec):
         job = Job.of(spec, data_dir, problem)
         with locked(folder):
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
@@ -247,7 +255,7 @@ def resume(
         if report is not None:
             report(of_stored(mended))
         return mended
-    with _steadily(stored.spec):
+    with steadily(stored.spec):
         job = Job.of(stored.spec, data_dir, problem)
         found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
@@ -255,15 +263,18 @@ def resume(
         with locked(folder):
             state = store.read_checkpoint(folder)
             if state is not None and "ended" in state:
-                return _settle(folder, stored.spec, stored.meta, state)
+                return settle(folder, stored.spec, stored.meta, state)
             if state is not None:
-                try:
-                    job.restore(state)
-                except (KeyError, TypeError, AttributeError, ValueError) as error:
-                    raise LasgError(
-                        f"{folder / store.CHECKPOINT} does not hold this run ({error!r}): delete it to start anew"
-                    ) from None
+                restore(job, state, folder / store.CHECKPOINT)
             return _finish(job, folder, stored.meta, report)
+
+
+def restore(job: Job, state: dict[str, Any], path: Path) -> None:
+    """Let a job go on from a checkpoint; refuse one that is not its."""
+    try:
+        job.restore(state)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start anew") from None
 
 
 def _mended(stored: Run) -> Run:
@@ -282,18 +293,24 @@ def _mended(stored: Run) -> Run:
 def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
     """Advance a job to its end and store it."""
     ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
-    store.write_model(folder, job.problem.export(job.simulation.theta))
+    return conclude(job, ended, job.simulation.export(), folder, meta, report)
+
+
+def conclude(
+    job: Job, ended: str, model: Mapping[str, Any], folder: Path, meta: dict[str, Any], report: Report | None
+) -> Run:
+    """Store a job that came to its end."""
+    store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
-    state = {name: value for name, value in job.state().items() if name != "simulation"}
-    state |= {"ended": ended, "message": job.message}
+    state = {**job.record(), "ended": ended, "message": job.message}
     store.write_checkpoint(folder, state)
-    settled = _settle(folder, job.spec, meta, state)
+    settled = settle(folder, job.spec, meta, state)
     if report is not None:
         report(job.status(1.0))
     return settled
 
 
-def _settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
+def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
     """Store a run that ended. The status is written last: a kill before it is a run to resume."""
     store.write_trace(folder, state["trace"])
     meta = {**meta, "status": state["ended"], "versions": store.versions()}
@@ -322,14 +339,21 @@ def run_or_read(
 ) -> Run:
     """Return the stored run of a spec, going on with it or running it first where that is missing."""
     folder = place(spec, out)
-    if not fresh and (folder / store.META).is_file():
-        stored = store.read(folder)
-        same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
-        same_data = stored.meta["data_sha256"] == build.identity(spec, data_dir)
-        if stored.spec == spec and same_code and same_data:
-            if stored.status == "running":
-                return resume(folder, data_dir=data_dir, report=report)
-            if report is not None:
-                report(of_stored(stored))
-            return stored
-    return run(spec, folder, data_dir=data_dir, report=report)
+    stored = None if fresh else usable(spec, folder, data_dir)
+    if stored is None:
+        return run(spec, folder, data_dir=data_dir, report=report)
+    if stored.status == "running":
+        return resume(folder, data_dir=data_dir, report=report)
+    if report is not None:
+        report(of_stored(stored))
+    return stored
+
+
+def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
+    """Return the run in a folder if it is this spec's, by this version of lasg, on the data that is there now."""
+    if not (folder / store.META).is_file():
+        return None
+    stored = store.read(folder)
+    same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
+    same_data = stored.meta["data_sha256"] == build.identity(spec, data_dir)
+    return stored if stored.spec == spec and same_code and same_data else None

@@ -33,6 +33,8 @@ FORMAT = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError)
 """What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
+TREE = "tree"
+"""The JSON tree of a state that is packed, among its arrays."""
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
 
@@ -97,12 +99,12 @@ def read(folder: Path) -> Run:
     return Run(folder, specs.read(folder / SPEC), meta)
 
 
-def begin(folder: Path, spec: Spec, data_sha256: str) -> dict[str, Any]:
-    """Create a run's folder with its spec and meta data; return the meta data."""
+def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Create a run's folder with its spec and meta data; return the meta data. Without an engine it is simulated."""
     meta = {
         "format": FORMAT,
         "status": "running",
-        "engine": "simulation",
+        **(engine or {"engine": "simulation"}),
         "seed": spec.seed,
         "seconds": 0.0,
         "data_sha256": data_sha256,
@@ -155,6 +157,29 @@ def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = _plant(state, "", arrays)
     _save(folder / CHECKPOINT, arrays, {"tree": json.dumps(tree)})
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    """Return nested state as the bytes of a safetensors file."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    tree = json.dumps(_plant(state, "", arrays)).encode()
+    return save({**arrays, TREE: np.frombuffer(tree, np.uint8)})
+
+
+def unpacked(data: bytes, source: str) -> dict[str, Any]:
+    """Undo `packed`; say which source it is that cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(data)
+        state = _grow(json.loads(arrays[TREE].tobytes()), arrays)
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise LasgError(f"cannot read {source}: {error}") from None
+    assert isinstance(state, dict)
+    return state
 
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:

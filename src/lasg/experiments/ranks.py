@@ -1,0 +1,215 @@
+"""Runs of specs on the ranks of a process group: all compute, rank 0 alone reports and stores.
+
+A checkpoint has a part a rank, each written by its rank, and a manifest that rank 0 writes last. Only what the manifest
+names counts, with the checksums that it has: a kill at any moment leaves the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lasg.errors import Elsewhere, LasgError
+from lasg.experiments import build, runner, store
+from lasg.experiments.files import locked, write_atomically
+from lasg.experiments.runner import STOP, Job
+from lasg.experiments.spec import Spec
+from lasg.experiments.status import Report, of_stored
+from lasg.experiments.store import Run
+from lasg.experiments.trace import Trace
+
+if TYPE_CHECKING:
+    from lasg.engines.distributed import Distributed
+    from lasg.engines.links import Links
+
+MANIFEST = "checkpoint.json"
+CONTROL_C = (signal.SIGINT, signal.SIGTERM)
+
+
+class Parts:
+    """The checkpoint of a run on ranks."""
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self.folder, self.links = folder, links
+
+    def _path(self, rounds: int, rank: int) -> Path:
+        return self.folder / f"checkpoint-{rounds}-rank-{rank}-of-{self.links.ranks}.safetensors"
+
+    def _mine(self) -> list[Path]:
+        return list(self.folder.glob(f"checkpoint-*-rank-{self.links.rank}-of-*.safetensors"))
+
+    def write(self, rounds: int, own: dict[str, Any], shared: dict[str, Any]) -> None:
+        """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
+        data = store.packed({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
+        path = self._path(rounds, self.links.rank)
+        write_atomically(path, data)
+        sums = self.links.gather(hashlib.sha256(data).hexdigest().encode(), "checksums")
+        before = self._manifest()
+        if self.links.rank == 0:
+            manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
+            write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        # The manifest may not be there yet, for another rank: what it named before must last until it is.
+        told = self.links.say(json.dumps(None if before is None else before["round"]).encode(), "checkpoint")
+        kept = {path, self._path(json.loads(told) or 0, self.links.rank)}
+        for old in self._mine():
+            if old not in kept:
+                old.unlink(missing_ok=True)
+
+    def _manifest(self) -> dict[str, Any] | None:
+        """Return the manifest, which rank 0 has."""
+        path = self.folder / MANIFEST
+        if self.links.rank or not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            whole = isinstance(found["round"], int) and len(found["sha256"]) == found["ranks"]
+        except (OSError, ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise LasgError(f"cannot read {path}: delete it to start anew")
+        return dict(found)
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return this rank's own state and the shared one of the last checkpoint; None if there is none."""
+        manifest = json.loads(first(self.links, lambda: json.dumps(self._manifest()).encode()))
+        if manifest is None:
+            return None
+        if manifest["ranks"] != self.links.ranks:
+            raise LasgError(
+                f"{self.folder} was begun on {manifest['ranks']} ranks, and here are {self.links.ranks}: "
+                "start as many, or run it anew with --fresh"
+            )
+        path = self._path(manifest["round"], self.links.rank)
+        data = path.read_bytes() if path.is_file() else b""
+        sound = hashlib.sha256(data).hexdigest() == manifest["sha256"][self.links.rank]
+        for rank, said in enumerate(self.links.gather(b"yes" if sound else b"no", "checksums")):
+            if said != b"yes":
+                raise LasgError(
+                    f"the part of rank {rank} of the checkpoint of round {manifest['round']} in {self.folder} is "
+                    "missing there or damaged: run it anew with --fresh"
+                )
+        state = store.unpacked(data, str(path))
+        shared = state.get("shared")
+        text = self.links.say(b"" if shared is None else store.packed(shared), "the server's state")
+        return state["own"], store.unpacked(text, "rank 0's state") if shared is None else shared
+
+    def remove(self) -> None:
+        """Remove the checkpoint of a run that ended."""
+        if self.links.rank == 0:
+            (self.folder / MANIFEST).unlink(missing_ok=True)
+        for path in self._mine():
+            path.unlink(missing_ok=True)
+
+
+def first(links: Links, make: Callable[[], bytes]) -> bytes:
+    """Return what rank 0 makes; if it fails, all ranks do."""
+    said, failed = b"", None
+    if links.rank == 0:
+        try:
+            said = b"+" + make()
+        except LasgError as error:
+            said, failed = b"-" + str(error).encode(), error
+    said = links.say(said, "rank 0's word")
+    if failed is not None:
+        raise failed
+    if said[:1] == b"-":
+        raise Elsewhere(f"rank 0 could not go on: {said[1:].decode()}")
+    return said[1:]
+
+
+def place(spec: Spec, out: Path, ranks: int) -> Path:
+    """Return the folder of a spec's run on so many ranks."""
+    return out / f"{spec.label}-{ranks}-ranks"
+
+
+def run_or_read(
+    spec: Spec,
+    out: Path,
+    links: Links,
+    *,
+    exchange: str = "auto",
+    relay: int = 0,
+    fresh: bool = False,
+    data_dir: Path | None = None,
+    report: Report | None = None,
+) -> Run | None:
+    """Return, on rank 0, the stored run of a spec, going on with it or running it first where that is missing."""
+    folder = place(spec, out, links.ranks)
+
+    def there() -> bytes:
+        stored = None if fresh else runner.usable(spec, folder, data_dir)
+        if stored is not None and stored.status == "running":
+            state = store.read_checkpoint(folder)
+            if state is None or "ended" not in state:
+                return b"running"
+            stored = runner.settle(folder, spec, stored.meta, state)
+        if stored is not None and report is not None:
+            report(of_stored(stored))
+        return b"none" if stored is None else b"stored"
+
+    found = first(links, there)
+    if found == b"stored":
+        return store.read(folder) if links.rank == 0 else None
+    with runner.steadily(spec), ExitStack() as held:
+        engine = build.distributed(spec, build.problem(spec, data_dir), links, exchange, relay)
+        links.agree({"spec": spec.digest, "data": build.identity(spec, data_dir), "exchange": [exchange, relay]})
+        job = Job(spec, engine, Trace(spec.workers, spec.watched), leads=links.rank == 0)
+        parts = Parts(folder, links)
+
+        def begin() -> bytes:
+            held.enter_context(locked(folder))
+            if found == b"running":
+                return json.dumps(store.read(folder).meta).encode()
+            parts.remove()
+            told = {"engine": "distributed", "ranks": links.ranks, "exchange": exchange}
+            return json.dumps(store.begin(folder, spec, build.identity(spec, data_dir), told)).encode()
+
+        meta = json.loads(first(links, begin))
+        state = parts.read() if found == b"running" else None
+        if state is not None:
+            own, shared = state
+            whole = {**shared["record"], "simulation": {**own, **shared["rounds"]}}
+            runner.restore(job, whole, folder / MANIFEST)
+        return _finish(job, engine, parts, meta, report)
+
+
+def _finish(job: Job, engine: Distributed, parts: Parts, meta: dict[str, Any], report: Report | None) -> Run | None:
+    """Advance a job to its end; rank 0 stores it."""
+    links = parts.links
+
+    def checkpoint() -> None:
+        shared = {"rounds": engine.shared(), "record": job.record()} if links.rank == 0 else {}
+        parts.write(engine.ledger.rounds, engine.own(), shared)
+
+    with _stopping(engine):
+        ended = job.advance(report, checkpoint)
+    model = engine.export()
+    sent = [np.frombuffer(data, np.int64).tolist() for data in links.gather(links.sent.tobytes(), "bytes")]
+    run = None
+    if links.rank == 0:
+        run = runner.conclude(job, ended, model, parts.folder, {**meta, "bytes_sent": sent}, report)
+    links.gather(b"", "the end")  # the parts are of use until rank 0 has stored the run
+    parts.remove()
+    return run
+
+
+@contextmanager
+def _stopping(engine: Distributed) -> Iterator[None]:
+    """Let Ctrl-C, at whichever rank, stop all of them after the round, with a checkpoint."""
+
+    def stop(*_: Any) -> None:
+        engine.wish = STOP
+
+    before = {number: signal.signal(number, stop) for number in CONTROL_C}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

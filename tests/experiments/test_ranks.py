@@ -1,0 +1,150 @@
+"""Specs on the ranks of torchrun: stored as simulated ones are, and the same after kills, hangs and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from lasg.experiments import ranks, store
+
+MAIN = Path(__file__).with_name("rank_main.py")
+RANKS = 3
+SPEC = """
+task = "digits"
+algorithm = "{algorithm}"
+data = "digits"
+workers = 6
+partition = "sorted"
+batch = 0.1
+eta = 0.1
+dtype = "float64"
+iterations = {rounds}
+"""
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+
+def launched(folder: Path, spec: Path, *more: str, restarts: int = 0, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", str(restarts)]
+    command += [str(MAIN), "run", str(spec), "--engine", "distributed", "--out", str(folder), *more]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> str:
+    try:
+        text, _ = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return text
+
+
+def spec_file(folder: Path, algorithm: str, rounds: int = 1500) -> Path:
+    path = folder / f"{algorithm}.toml"
+    path.write_text(SPEC.format(algorithm=algorithm, rounds=rounds))
+    return path
+
+
+def only_run(folder: Path) -> store.Run:
+    (found,) = folder.iterdir()
+    return store.read(found)
+
+
+def model(run: store.Run) -> dict[str, Any]:
+    return load_file(run.folder / store.MODEL)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, store.Run]:
+    folder = tmp_path_factory.mktemp("whole")
+    found = {}
+    for algorithm in ("lasg-wk2", "laqsg-pse"):
+        text = ended(launched(folder / algorithm, spec_file(folder, algorithm)))
+        found[algorithm] = only_run(folder / algorithm)
+        assert "bytes over the links" in text
+        assert text.count("on digits, seed 0: done") == 1  # rank 0 alone prints
+    return found
+
+
+def test_a_run_on_ranks_is_stored_as_a_simulated_one_is(undisturbed: dict[str, store.Run], tmp_path: Path) -> None:
+    from lasg.experiments.runner import run_or_read
+
+    for run in undisturbed.values():
+        simulated = run_or_read(run.spec, tmp_path)
+        assert run.status == "done"
+        assert run.meta["engine"] == "distributed"
+        assert np.array(run.meta["bytes_sent"]).shape == (RANKS, RANKS)
+        np.testing.assert_array_equal(run.uploads, simulated.uploads)
+        for name, values in simulated.trace.items():
+            np.testing.assert_allclose(run.trace[name], values, rtol=1e-8, atol=1e-10, err_msg=name)
+        assert not list(run.folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kill"),
+    [
+        ("lasg-wk2", "1:round:700"),
+        ("lasg-wk2", "0:round:900"),
+        ("lasg-wk2", "2:checkpoint-:3"),
+        ("laqsg-pse", "0:checkpoint.json:2"),
+        ("laqsg-pse", "0:checkpoint-:2"),
+    ],
+)
+def test_after_kill_9_of_a_rank_the_run_ends_with_the_same_bits(
+    algorithm: str, kill: str, undisturbed: dict[str, store.Run], tmp_path: Path
+) -> None:
+    text = ended(launched(tmp_path / "runs", spec_file(tmp_path, algorithm), restarts=1, KILL=kill))
+    assert f"lost rank {kill[0]}" in text, text  # the kill was real
+    run, whole = only_run(tmp_path / "runs"), undisturbed[algorithm]
+    assert run.status == "done", text
+    for name, values in model(whole).items():
+        np.testing.assert_array_equal(model(run)[name], values)
+    for name, values in whole.trace.items():
+        np.testing.assert_array_equal(run.trace[name], values, err_msg=name)
+
+
+def test_a_hung_rank_is_named_by_the_others_after_the_timeout(tmp_path: Path) -> None:
+    text = ended(launched(tmp_path / "runs", spec_file(tmp_path, "lasg-wk2"), "--timeout", "3", HANG="1:50"))
+    assert "lost rank 1 while flags were exchanged" in text
+
+
+def test_control_c_leaves_a_checkpoint_and_no_process(undisturbed: dict[str, store.Run], tmp_path: Path) -> None:
+    spec = spec_file(tmp_path, "lasg-wk2")
+    process = launched(tmp_path / "runs", spec, EVERY="1000")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/meta.json")):
+        time.sleep(0.1)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    ended(process, 40)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / ranks.MANIFEST).is_file()
+    assert not subprocess.run(["pgrep", "-g", str(process.pid)], check=False, capture_output=True).stdout
+    text = ended(launched(tmp_path / "runs", spec))
+    run = only_run(tmp_path / "runs")
+    assert run.status == "done", text
+    for name, values in model(undisturbed["lasg-wk2"]).items():
+        np.testing.assert_array_equal(model(run)[name], values)
+
+
+def test_another_number_of_ranks_is_another_run(tmp_path: Path) -> None:
+    from lasg.experiments.tasks import task
+
+    spec = task("digits").spec("sgd")
+    assert ranks.place(spec, tmp_path, 2) != ranks.place(spec, tmp_path, 3)
