@@ -55,10 +55,10 @@ def paper(
         done = run_all([cell.spec(seed, **changed) for cell in cells for seed in chosen], out_dir, what, **how)
         runs = {cell: done[i * seeds : (i + 1) * seeds] for i, cell in enumerate(cells)}
         _print_table(what, papers.results(cells, runs), results, tasks, chosen, changes, json, done)
-    elif changes:
-        raise LasgError(f"--set is for tables, {what} has settings of its own")
     elif what in savings.VARIANTS:
-        _savings(what, tasks, chosen, setting, results, out_dir, json, **how)
+        _savings(what, tasks, chosen, setting, changes, results, out_dir, json, **how)
+    elif changes:
+        raise LasgError(f"--set is for tables, savings and search; {what} has settings of its own")
     elif what == "toy":
         _toy(tasks, chosen, results, out_dir, json, **how)
     elif what == "gradients":
@@ -74,12 +74,20 @@ def paper(
 
 
 def _savings(
-    what: str, tasks: list[str], seeds: range, setting: str | None, results: Path, out_dir: Path, json: bool, **how: Any
+    what: str,
+    tasks: list[str],
+    seeds: range,
+    setting: str | None,
+    changes: list[str],
+    results: Path,
+    out_dir: Path,
+    json: bool,
+    **how: Any,
 ) -> None:
     if tasks not in ([], [savings.TASK]):
         raise LasgError(f"{what} is about {savings.TASK} only, got --task {tasks[0]}")
     chosen = setting or "heterogeneous"
-    listed = savings.specs(savings.VARIANTS[what], chosen, seeds)
+    listed = savings.specs(savings.VARIANTS[what], chosen, seeds, **options.read_changes(changes))
     done = iter(run_all([spec for group in listed.values() for spec in group], out_dir, what, **how))
     rows = savings.rows({label: [next(done) for _ in group] for label, group in listed.items()})
     if not json:
@@ -94,11 +102,16 @@ def _savings(
                 f"{100 * row['accuracy']:.2f} %",
                 f"{100 * row['accuracy_less_sgds']:+.2f} %",
             )
-        title = (
-            f"{savings.TASK}, {chosen}: what each spends to SGD's loss after 10,000 uploads ({seeds_of(len(seeds))})"
-        )
+        named = ", ".join([savings.TASK, chosen, *changes])
+        title = f"{named}: what each spends to SGD's loss after 10,000 uploads ({seeds_of(len(seeds))})"
         out.print(titled(title, table))
-    _write(results / f"{what}-{savings.TASK}-{chosen}.csv", papers.to_csv(rows), rows, json)
+    name = "-".join([what, savings.TASK, chosen, *map(_in_names, changes)])
+    _write(results / f"{name}.csv", papers.to_csv(rows), rows, json)
+
+
+def _in_names(change: str) -> str:
+    """Return a change of a setting as a part of a file's name."""
+    return folder_name(change.replace("=", ""))
 
 
 def _factor(row: dict[str, Any], kind: str) -> str:
@@ -147,7 +160,7 @@ def _print_table(
     took = f"Its {len(once)} runs took {seconds:.0f} s of one core{evaluated}."
     head = f"# The paper's {what}, ours beside it\n\nPrinted by `{command}`. {took}\n"
     said = "\n".join(f"- {line}" for line in verdict.sentences())
-    name = "-".join([what, *tasks, *(folder_name(change.replace("=", "")) for change in changes)])
+    name = "-".join([what, *tasks, *map(_in_names, changes)])
     write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
     write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
     if json:

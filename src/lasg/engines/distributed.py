@@ -41,7 +41,7 @@ class Distributed(Rounds):
         **options: Any,
     ) -> None:
         """Take what `Simulation` takes, the links, and how uploads are exchanged over them."""
-        links, codec, theta = links or Links(), codec or Dense(), optimizer.theta
+        links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
         packs = form(theta.shape[-1], int(theta.itemsize), laziness.workers, codec) == "packed"
@@ -108,7 +108,7 @@ class Distributed(Rounds):
         """Go on from a checkpoint's state."""
         super().restore(state)
         self.exchange.restore(state["exchange"])
-        self.links.sent = host(state["sent"]).copy()
+        self.links.sent[:] = host(state["sent"])
 
 
 def hosts(workers: int, ranks: int) -> IntArray:

@@ -30,13 +30,15 @@ from lasg.errors import LasgError
 Form = Literal["summed", "packed"]
 Route = Literal["direct", "scatter", "hub"]
 ROUTES: dict[str, tuple[Route, ...]] = {
-    "auto": ("direct", "scatter", "hub"),
+    "auto": ("direct", "scatter"),
     "collective": ("direct", "scatter"),
     "direct": ("direct",),
     "scatter": ("scatter",),
     "hub": ("hub",),
 }
 """What a user may set, and what it allows."""
+FLAGS, ALL_FLAGS, DIRECT, PIECES, ONWARDS = range(1, 6)
+"""Channels: messages of one kind keep their order."""
 HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
 
@@ -126,10 +128,38 @@ class Exchange:
         self.wished = 0
         fields = [("size", "<i4")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
         self._flag = np.dtype(fields)
+        self._be_ready()
 
     @property
     def _rounds(self) -> bool:
         return self.form == "summed" and self._dtype != torch.float64
+
+    def _be_ready(self) -> None:
+        """Open the channels: the longest messages that each rank can send are known."""
+        links, ranks = self.links, range(self.links.ranks)
+        counts = np.bincount(self.owners, minlength=links.ranks).tolist()
+        length = getattr(self.codec, "length", None)
+        if self.form == "summed":
+            uploads = [self.p * self.itemsize] * links.ranks
+        else:
+            uploads = [0 if length is None else counts[rank] * length(self.p) for rank in ranks]
+        # A piece is rounded up, in entries or bytes.
+        pieces = {rank: -(-size // links.ranks) + 8 for rank, size in enumerate(uploads)}
+        onwards = max(pieces.values()) if self.form == "summed" else sum(pieces.values())
+        over_relay = self.setting == "hub"
+        if over_relay:
+            pieces = dict(enumerate(uploads))
+            onwards = uploads[0] if self.form == "summed" else sum(uploads)
+        serves = {self.relay} if over_relay else set(ranks)
+        if not over_relay or links.rank == self.relay:
+            links.open(FLAGS, {rank: 1 + counts[rank] * self._flag.itemsize for rank in ranks})
+        if over_relay:
+            links.open(ALL_FLAGS, {self.relay: 1 + len(self.owners) * self._flag.itemsize})
+        if "direct" in ROUTES[self.setting]:
+            links.open(DIRECT, dict(enumerate(uploads)))
+        if links.rank in serves:
+            links.open(PIECES, pieces)
+        links.open(ONWARDS, dict.fromkeys(serves, onwards))
 
     def carry(self, reply: Reply, wish: int = 0) -> Reply:
         """Tell the others what the workers of this rank answered, and return what all of them did.
@@ -184,7 +214,7 @@ class Exchange:
         """Tell every rank, and hear every rank."""
         heard = self._heard()
         said = self.links.wire(self._said(table[self.mine]))
-        self.links.exchange(dict.fromkeys(self.links.others, said), heard, "flags")
+        self.links.exchange(dict.fromkeys(self.links.others, said), heard, "flags", FLAGS)
         self._note(table, heard)
 
     def _tell_over_relay(self, table: np.ndarray) -> None:
@@ -192,12 +222,14 @@ class Exchange:
         links, relay = self.links, self.relay
         if links.rank == relay:
             heard = self._heard()
-            links.exchange({}, heard, "flags")
+            links.exchange({}, heard, "flags", FLAGS)
             self._note(table, heard)
-            links.exchange(dict.fromkeys(links.others, links.wire(self._said(table))), {}, "flags")
+            links.exchange(dict.fromkeys(links.others, links.wire(self._said(table))), {}, "flags", ALL_FLAGS)
             return
         everything = links.empty(1 + table.nbytes)
-        links.exchange({relay: links.wire(self._said(table[self.mine]))}, {relay: everything}, "flags")
+        started = links.start({relay: links.wire(self._said(table[self.mine]))}, "flags", FLAGS)
+        links.receive({relay: everything}, "flags", ALL_FLAGS)
+        links.settle(started, "flags")
         data = host(everything)
         self.wished = int(data[0])
         table[:] = data[1:].view(self._flag)
@@ -246,7 +278,7 @@ class Exchange:
         """Every uploader to everybody, who all add in the same order."""
         links = self.links
         received = {rank: links.empty(self.p, self._dtype) for rank in uploading if rank != links.rank}
-        links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads")
+        links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads", DIRECT)
         if own is not None:
             received[links.rank] = own
         return _total([received[rank] for rank in uploading])
@@ -261,7 +293,7 @@ class Exchange:
             length = mine.stop - mine.start
             received = {rank: links.empty(length, self._dtype) for rank in uploading if rank != links.rank}
         sends = {} if own is None else {rank: own[piece] for rank, piece in pieces.items() if rank != links.rank}
-        links.exchange(sends, received, "uploads")
+        links.exchange(sends, received, "uploads", PIECES)
         result = links.empty(self.p, self._dtype)
         if mine is not None:
             if own is not None:
@@ -269,7 +301,8 @@ class Exchange:
             total = _total([received[rank] for rank in uploading])
             result[mine] = self._rounded(total, self.owed_sum, mine)
         sends = {} if mine is None else dict.fromkeys(links.others, result[mine])
-        links.exchange(sends, {rank: result[piece] for rank, piece in pieces.items() if rank != links.rank}, "sums")
+        theirs = {rank: result[piece] for rank, piece in pieces.items() if rank != links.rank}
+        links.exchange(sends, theirs, "sums", ONWARDS)
         return result.double()
 
     def _rounded(self, values: Tensor, owed: Tensor | None, where: slice) -> Tensor:
@@ -294,7 +327,7 @@ class Exchange:
         if way == "direct":
             received = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
             own = payloads.get(links.rank)
-            links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads")
+            links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads", DIRECT)
         else:
             self._served_messages(payloads, way)
         who = np.flatnonzero(sizes)
@@ -318,7 +351,7 @@ class Exchange:
         received = {}
         if links.rank in serving:
             received = {r: payload[pieces[r][links.rank]] for r, payload in payloads.items() if r != links.rank}
-        links.exchange(sends, received, "uploads")
+        links.exchange(sends, received, "uploads", PIECES)
 
         def parts(server: int, to: int) -> list[Tensor]:
             """What a serving rank sends on: its piece of every upload but that of who gets it, and of its own."""
@@ -329,7 +362,7 @@ class Exchange:
             sends = {to: torch.cat(parts(links.rank, to)) for to in links.others if parts(links.rank, to)}
         incoming = {server: parts(server, links.rank) for server in serving if server != links.rank}
         received = {server: links.empty(sum(map(len, some))) for server, some in incoming.items()}
-        links.exchange(sends, received, "uploads")
+        links.exchange(sends, received, "uploads", ONWARDS)
         for server, some in incoming.items():
             for part, data in zip(some, torch.split(received[server], [len(part) for part in some]), strict=True):
                 part.copy_(data)

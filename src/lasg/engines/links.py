@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +23,11 @@ from lasg.errors import LasgError
 
 TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
+CHANNELS = 8
+"""Channels that links may have: a message on one does not wait for those on others."""
+_numbers = itertools.count(1)
+READY_BYTES = 1 << 20
+"""For messages up to so long there is room before they come."""
 
 
 def join(timeout: float = TIMEOUT) -> Links:
@@ -53,39 +61,83 @@ class Links:
         self.timeout = timedelta(seconds=timeout)
         self.sent: IntArray = np.zeros(self.ranks, np.int64)
         """Bytes that this rank sent, by who got them."""
+        self.base = 0
+        self._boxes: dict[tuple[int, int], _Box] = {}
+
+    def apart(self) -> Links:
+        """Return the same links with channels of their own; all ranks must do so in the same order."""
+        other = copy.copy(self)
+        other._boxes, other.base = {}, CHANNELS * next(_numbers)
+        return other
 
     @property
     def others(self) -> list[int]:
         """The other ranks."""
         return [rank for rank in range(self.ranks) if rank != self.rank]
 
-    def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], what: str) -> None:
+    def open(self, channel: int, rooms: Mapping[int, int]) -> None:
+        """Be ready, from now on, for messages of up to so many bytes from each of some ranks on a channel.
+
+        A message for which the receiver is ready leaves at once; otherwise gloo asks first, which takes as long again
+        as the message needs to arrive. Long messages gain little, and are not waited for.
+        """
+        if self.device.type != "cpu":
+            return  # nccl would keep the device waiting
+        for rank, room in rooms.items():
+            if rank != self.rank and 0 < room <= READY_BYTES and (rank, channel) not in self._boxes:
+                self._boxes[rank, channel] = _Box(self, rank, channel, room)
+
+    def exchange(
+        self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], what: str, channel: int = 0
+    ) -> None:
         """Send a tensor to each of some ranks, receive one from each of some, all at once; wait for all of it.
 
         A received tensor is written into the one that is given. What is empty does not travel.
         """
-        operations = [
-            dist.P2POp(op, tensor, group=self.group, group_peer=rank)
-            for op, tensors in ((dist.irecv, receives), (dist.isend, sends))
-            for rank, tensor in tensors.items()
-            if tensor.numel()
-        ]
-        if not operations:
-            return
-        for rank, tensor in sends.items():
+        started = self.start(sends, what, channel)
+        self.receive(receives, what, channel)
+        self.settle(started, what)
+
+    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0) -> list[tuple[int, dist.Work]]:
+        """Begin to send; `settle` waits for the end of it."""
+        full = {rank: tensor for rank, tensor in sends.items() if tensor.numel()}
+        for rank, tensor in full.items():
             self.sent[rank] += tensor.numel() * tensor.element_size()
-        try:
-            works = dist.batch_isend_irecv(operations)
-        except RuntimeError as error:
-            raise LasgError(f"the link to the other ranks broke while {what} were sent: {_why(error)}") from None
-        for operation, work in zip(operations, works, strict=False):
-            try:
+        return self._post(dist.isend, full, what, channel)
+
+    def receive(self, receives: Mapping[int, Tensor], what: str, channel: int = 0) -> None:
+        """Receive a tensor from each of some ranks into the one that is given."""
+        full = {rank: tensor for rank, tensor in receives.items() if tensor.numel()}
+        ready = {rank: self._boxes[rank, channel] for rank in full if (rank, channel) in self._boxes}
+        posted = self._post(dist.irecv, {rank: full[rank] for rank in full if rank not in ready}, what, channel)
+        for rank, box in ready.items():
+            with self._told(rank, what):
+                box.take(full[rank])
+        self.settle(posted, what)
+
+    def settle(self, works: list[tuple[int, dist.Work]], what: str) -> None:
+        """Wait for what was begun."""
+        for rank, work in works:
+            with self._told(rank, what):
                 work.wait(self.timeout)
-            except RuntimeError as error:
-                peer = operation.group_peer
-                raise LasgError(
-                    f"rank {self.rank} lost rank {peer} while {what} were exchanged: {_why(error)}"
-                ) from None
+
+    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int) -> list[tuple[int, dist.Work]]:
+        """Begin to send to some ranks, or to receive from them."""
+        peer = "group_dst" if op is dist.isend else "group_src"
+        found: list[tuple[int, dist.Work]] = []
+        for rank, tensor in tensors.items():
+            with self._told(rank, what):
+                found.append((rank, op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})))
+        return found
+
+    @contextmanager
+    def _told(self, rank: int, what: str) -> Iterator[None]:
+        """Say in one line who was lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            message = f"rank {self.rank} lost rank {rank} while {what} were exchanged: {_why(error)}"
+            raise LasgError(message) from None
 
     def gather(self, data: bytes, what: str) -> list[bytes]:
         """Return what each rank said here, of whatever length, in their order."""
@@ -132,6 +184,28 @@ class Links:
     def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a tensor to receive into."""
         return torch.empty(count, dtype=dtype, device=self.device)
+
+
+class _Box:
+    """Room for the next message of a rank on a channel, which is waited for before anybody asks for it."""
+
+    def __init__(self, links: Links, rank: int, channel: int, room: int) -> None:
+        self.links, self.rank, self.channel = links, rank, channel
+        self.room = torch.empty(room, dtype=torch.uint8)
+        self._post()
+
+    def _post(self) -> None:
+        tag = self.links.base + self.channel
+        found = dist.irecv(self.room, group=self.links.group, tag=tag, group_src=self.rank)
+        assert found is not None
+        self.work = found
+
+    def take(self, tensor: Tensor) -> None:
+        """Wait for the message, copy it into a tensor, and be ready for the next one."""
+        self.work.wait(self.links.timeout)
+        count = tensor.numel() * tensor.element_size()
+        tensor.copy_(self.room[:count].view(tensor.dtype))
+        self._post()
 
 
 def _why(error: RuntimeError) -> str:

@@ -31,14 +31,16 @@ CAP = 1300
 """Iterations of the others; SGD's are a thousand."""
 
 
-def specs(variants: Mapping[str, Mapping[str, Any]], setting: str, seeds: Sequence[int]) -> dict[str, list[Spec]]:
+def specs(
+    variants: Mapping[str, Mapping[str, Any]], setting: str, seeds: Sequence[int], **changes: Any
+) -> dict[str, list[Spec]]:
     """Return the runs, by label: SGD's of the paper's table, and longer ones of the others, which may need more."""
     found = {}
     for label, values in variants.items():
         if values["algorithm"] == "sgd":
-            found[label] = [network_spec(TASK, "sgd", setting, seed) for seed in seeds]
+            found[label] = [network_spec(TASK, "sgd", setting, seed, **changes) for seed in seeds]
         else:
-            base = {"iterations": CAP, "evaluate": 50, **values}
+            base = {"iterations": CAP, "evaluate": 50, **values, **changes}
             found[label] = [task(TASK).spec(setting=setting, seed=seed, **base) for seed in seeds]
     return found
 
