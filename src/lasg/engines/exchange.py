@@ -18,8 +18,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import Work
 
-from lasg.core.arrays import Array, FloatArray, IntArray, cast, host
+from lasg.core.arrays import Array, FloatArray, IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.contributions import Contributions
 from lasg.core.rules import Rule
@@ -143,6 +144,7 @@ class Exchange:
             uploads = [self.p * self.itemsize] * links.ranks
         else:
             uploads = [0 if length is None else counts[rank] * length(self.p) for rank in ranks]
+        self._longest = max(uploads)
         # A piece is rounded up, in entries or bytes.
         pieces = {rank: -(-size // links.ranks) + 8 for rank, size in enumerate(uploads)}
         onwards = max(pieces.values()) if self.form == "summed" else sum(pieces.values())
@@ -166,6 +168,9 @@ class Exchange:
 
         A wish goes along: after it `wished` is the highest of all ranks'.
         """
+        own = self._own(reply)
+        way = self._known_way()
+        started = [] if way is None else self._begin(own, way)
         flags = self._flags(reply, wish)
         uploaded = flags.sizes > 0
         uploads = int(np.count_nonzero(uploaded))
@@ -173,7 +178,13 @@ class Exchange:
         estimates = None if flags.estimates is None else flags.estimates[uploaded]
         innovation = None
         if uploads:
-            innovation = self._packed(reply, flags.sizes) if self.form == "packed" else self._summed(reply, flags.sizes)
+            lengths = self._lengths(np.maximum(flags.sizes, 0))
+            if way is None:
+                way = route(self.setting, self.form, self.p * self.itemsize, lengths)
+                started = self._begin(own, way)
+            finish = self._packed if self.form == "packed" else self._summed
+            innovation = finish(own, flags.sizes, lengths, way)
+        self.links.settle(started, "uploads")
         return Reply(
             uploaded,
             innovation,
@@ -252,8 +263,35 @@ class Exchange:
 
     # -- uploads ----------------------------------------------------------------------------------------------
 
-    def _plan(self, sizes: IntArray) -> Route:
-        return route(self.setting, self.form, self.p * self.itemsize, sizes)
+    def _own(self, reply: Reply) -> Tensor | None:
+        """Return what this rank uploads, as it travels."""
+        if reply.messages:
+            return self.links.wire(np.frombuffer(b"".join(reply.messages), np.uint8).copy())
+        if reply.innovation is None:
+            return None
+        return self._rounded(self.links.wire(reply.innovation), self.owed, slice(None))
+
+    def _lengths(self, sizes: IntArray) -> IntArray:
+        """Return the bytes that each rank uploads."""
+        lengths: IntArray = np.bincount(self.owners, sizes, self.links.ranks).astype(np.int64)
+        return np.where(lengths > 0, self.p * self.itemsize, 0) if self.form == "summed" else lengths
+
+    def _known_way(self) -> Route | None:
+        """Return the route where it does not depend on who uploads: then uploads leave together with the flags."""
+        allowed = ROUTES[self.setting]
+        if len(allowed) == 1:
+            return allowed[0]
+        short = self.form == "packed" and 0 < self._longest * (self.links.ranks - 1) <= HOP
+        return "direct" if short else None  # what `route` would say, whoever uploads
+
+    def _begin(self, own: Tensor | None, way: Route) -> list[tuple[int, Work]]:
+        """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
+        if own is None:
+            return []
+        if way == "direct":
+            return self.links.start(dict.fromkeys(self.links.others, own), "uploads", DIRECT)
+        pieces = {rank: own[piece] for rank, piece in self._pieces(len(own), way).items() if rank != self.links.rank}
+        return self.links.start(pieces, "uploads", PIECES)
 
     def _pieces(self, count: int, way: Route) -> dict[int, slice]:
         """Return which part of so many entries or bytes each rank serves that serves any."""
@@ -262,15 +300,9 @@ class Exchange:
         bounds = [count * rank // self.links.ranks for rank in range(self.links.ranks + 1)]
         return {rank: slice(bounds[rank], bounds[rank + 1]) for rank in range(self.links.ranks)}
 
-    def _summed(self, reply: Reply, sizes: IntArray) -> Array:
+    def _summed(self, own: Tensor | None, _: IntArray, lengths: IntArray, way: Route) -> Array:
         """Return the sum of all innovations."""
-        uploading = np.unique(self.owners[sizes > 0]).tolist()
-        dense = np.zeros(self.links.ranks, np.int64)
-        dense[uploading] = self.p * self.itemsize
-        own = None
-        if reply.innovation is not None:
-            own = self._rounded(self.links.wire(reply.innovation), self.owed, slice(None))
-        way = self._plan(dense)
+        uploading = np.flatnonzero(lengths).tolist()
         total = self._direct_sum(own, uploading) if way == "direct" else self._served_sum(own, uploading, way)
         return host(total) if isinstance(self._like, np.ndarray) else total.to(self._like.device)
 
@@ -278,7 +310,7 @@ class Exchange:
         """Every uploader to everybody, who all add in the same order."""
         links = self.links
         received = {rank: links.empty(self.p, self._dtype) for rank in uploading if rank != links.rank}
-        links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads", DIRECT)
+        links.receive(received, "uploads", DIRECT)
         if own is not None:
             received[links.rank] = own
         return _total([received[rank] for rank in uploading])
@@ -288,14 +320,11 @@ class Exchange:
         links = self.links
         pieces = self._pieces(self.p, way)
         mine = pieces.get(links.rank)
-        received: dict[int, Tensor] = {}
+        result = links.empty(self.p, self._dtype)
         if mine is not None:
             length = mine.stop - mine.start
             received = {rank: links.empty(length, self._dtype) for rank in uploading if rank != links.rank}
-        sends = {} if own is None else {rank: own[piece] for rank, piece in pieces.items() if rank != links.rank}
-        links.exchange(sends, received, "uploads", PIECES)
-        result = links.empty(self.p, self._dtype)
-        if mine is not None:
+            links.receive(received, "uploads", PIECES)
             if own is not None:
                 received[links.rank] = own[mine]
             total = _total([received[rank] for rank in uploading])
@@ -314,28 +343,24 @@ class Exchange:
         owed[where] = wanted - found
         return found
 
-    def _packed(self, reply: Reply, sizes: IntArray) -> Array:
+    def _packed(self, own: Tensor | None, sizes: IntArray, lengths: IntArray, way: Route) -> Array:
         """Return the sum of all innovations, from everybody's messages."""
         assert self.contributions is not None
         links = self.links
-        sizes = np.maximum(sizes, 0)
-        lengths = np.bincount(self.owners, sizes, links.ranks).astype(np.int64)
         payloads = {rank: links.empty(int(lengths[rank])) for rank in np.flatnonzero(lengths).tolist()}
-        if links.rank in payloads:
-            payloads[links.rank] = links.wire(np.frombuffer(b"".join(reply.messages), np.uint8).copy())
-        way = self._plan(lengths)
+        if own is not None:
+            payloads[links.rank] = own
         if way == "direct":
             received = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
-            own = payloads.get(links.rank)
-            links.exchange({} if own is None else dict.fromkeys(links.others, own), received, "uploads", DIRECT)
+            links.receive(received, "uploads", DIRECT)
         else:
             self._served_messages(payloads, way)
-        who = np.flatnonzero(sizes)
+        who = np.flatnonzero(sizes > 0)
         messages = []
         for rank in sorted(payloads):
             data, start = host(payloads[rank]).tobytes(), 0
             for m in who[self.owners[who] == rank].tolist():
-                messages.append(data[start : start + sizes[m]])
+                messages.append(data[start : start + int(sizes[m])])
                 start += int(sizes[m])
         return self.contributions.take(self.codec, messages, who)
 
@@ -343,28 +368,23 @@ class Exchange:
         """Fill in the other ranks' messages: pieces to the ranks that serve them, which send on all they have."""
         links = self.links
         pieces = {rank: self._pieces(len(payload), way) for rank, payload in payloads.items()}
-        own = payloads.get(links.rank)
         serving = [rank for rank in range(links.ranks) if way == "scatter" or rank == self.relay]
-        sends = {}
-        if own is not None:
-            sends = {rank: own[pieces[links.rank][rank]] for rank in serving if rank != links.rank}
-        received = {}
-        if links.rank in serving:
-            received = {r: payload[pieces[r][links.rank]] for r, payload in payloads.items() if r != links.rank}
-        links.exchange(sends, received, "uploads", PIECES)
 
         def parts(server: int, to: int) -> list[Tensor]:
-            """What a serving rank sends on: its piece of every upload but that of who gets it, and of its own."""
-            return [payloads[r][pieces[r][server]] for r in sorted(payloads) if r != to]
+            """What a serving rank sends on: its piece of every upload but that of who gets it."""
+            return [payloads[rank][pieces[rank][server]] for rank in sorted(payloads) if rank != to]
 
         sends = {}
         if links.rank in serving:
+            others = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
+            received = {rank: payload[pieces[rank][links.rank]] for rank, payload in others.items()}
+            links.receive(received, "uploads", PIECES)
             sends = {to: torch.cat(parts(links.rank, to)) for to in links.others if parts(links.rank, to)}
         incoming = {server: parts(server, links.rank) for server in serving if server != links.rank}
-        received = {server: links.empty(sum(map(len, some))) for server, some in incoming.items()}
-        links.exchange(sends, received, "uploads", ONWARDS)
+        onwards = {server: links.empty(sum(map(len, some))) for server, some in incoming.items()}
+        links.exchange(sends, onwards, "uploads", ONWARDS)
         for server, some in incoming.items():
-            for part, data in zip(some, torch.split(received[server], [len(part) for part in some]), strict=True):
+            for part, data in zip(some, torch.split(onwards[server], [len(part) for part in some]), strict=True):
                 part.copy_(data)
 
     def state(self) -> dict[str, Array | None]:
@@ -379,7 +399,7 @@ class Exchange:
             if held is not None:
                 held.copy_(state[name])
         if self.contributions is not None:
-            self.contributions.rows = cast(state["contributed"], self._like)
+            self.contributions.rows = copies(state["contributed"], self._like)
 
 
 def _sizes(reply: Reply) -> IntArray | int:
