@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,34 @@ def resumed() -> list[bool]:
 def test_a_run_that_is_resumed_from_its_state_dicts_goes_on_bit_for_bit() -> None:
     for found in on_ranks(2, resumed):
         assert all(found), found
+
+
+def astray() -> list[Any]:
+    """On a rank: what happens when a bit of one rank's model flips."""
+    found: list[Any] = []
+    for codec, exchange in (("dense", "auto"), ("qsgd8:64", "hub")):
+        model = module()
+        opt = lasg.LazyOptimizer(sgd(model, momentum=0.9), "wk2", codec, exchange=exchange, check_every=10)
+        for k, (x, y) in enumerate(data(dist.get_rank())):
+            if k == 13 and dist.get_rank() == 1:
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 1e-3
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                opt.step(functools.partial(loss_of, model, x, y))
+            if said:
+                found.append((k, str(said[0].message)))
+        found.append((flat(model), opt._rounds.resynchronised))
+    return found
+
+
+def test_a_model_that_went_astray_is_found_reported_and_set_to_that_of_rank_0() -> None:
+    first, second = on_ranks(2, astray)
+    for (k, message), (theta, noted), (other, also) in zip(first[::2], first[1::2], second, strict=True):
+        assert k == 20
+        assert "model of rank 1 was not rank 0's in round 20" in message
+        assert noted == also == [(20, [1])]
+        assert torch.equal(theta, other)
 
 
 # -- alone: without a process group there is one worker -----------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
 
-from lasg.core.arrays import IntArray, copies, host
+from lasg.core.arrays import Array, IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
@@ -16,9 +18,12 @@ from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
 from lasg.engines.exchange import Exchange, form
 from lasg.engines.links import Links
-from lasg.engines.rounds import Problem, Rounds
+from lasg.engines.rounds import Problem, Round, Rounds
 from lasg.errors import LasgError
+from lasg.packing import packed, unpacked
 
+CHECK_EVERY = 100
+"""Rounds between two comparisons of the ranks' models."""
 SHARED = {"server", "ledger", "streak"}
 """What of a run's state is the same on every rank."""
 
@@ -38,9 +43,13 @@ class Distributed(Rounds):
         exchange: str = "auto",
         relay: int = 0,
         tell_left: bool = False,
+        check_every: int = CHECK_EVERY,
         **options: Any,
     ) -> None:
-        """Take what `Simulation` takes, the links, and how uploads are exchanged over them."""
+        """Take what `Simulation` takes, the links, and how uploads are exchanged over them.
+
+        Every `check_every` rounds the ranks compare checksums of their models; 0 is never.
+        """
         links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
@@ -48,15 +57,44 @@ class Distributed(Rounds):
         super().__init__(
             problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, packs=packs, **options
         )
-        self.links = links
+        self.links, self.check_every = links, check_every
+        self.resynchronised: list[tuple[int, list[int]]] = []
+        """(round, ranks) of models that were not rank 0's, and were set to it."""
         self.exchange = Exchange(links, owners, codec, rule, theta, setting=exchange, relay=relay, tell_left=tell_left)
 
     def respond(self, opened: Opened) -> Reply:
         """Return what all workers answer, wherever they are."""
-        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish)
+        checks = self.check_every and opened.k and opened.k % self.check_every == 0
+        checksum = _checksum(opened.theta) if checks else None
+        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish, checksum)
         asked = len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
         points = int(self.server.rule.points(opened.k, self.server.laziness.D))
         return reply._replace(gradients=asked * points * self.workers.H)
+
+    def step(self) -> Round:
+        """Run one round; if it showed that models differ, take rank 0's everywhere."""
+        finished = super().step()
+        if self.exchange.differing:
+            self._resynchronise(finished.k)
+        return finished
+
+    def _resynchronise(self, k: int) -> None:
+        """Take over what rank 0's server and its memory of the workers are."""
+        ranks = self.exchange.differing
+        held = self.exchange.contributions
+        state = {"shared": self.shared(), "contributed": None if held is None else held.rows}
+        said = self.links.say(packed(state) if self.links.rank == 0 else b"", "the server's state")
+        if self.links.rank:
+            found = unpacked(said, "rank 0's state")
+            self.take_shared(found["shared"])
+            if held is not None:
+                held.rows = copies(found["contributed"], self.theta)
+        self.resynchronised.append((k, ranks))
+        if self.links.rank == 0:
+            names = ", ".join(map(str, ranks))
+            warnings.warn(
+                f"the model of rank {names} was not rank 0's in round {k}: all go on with rank 0's", stacklevel=3
+            )
 
     @property
     def wished(self) -> int:
@@ -109,6 +147,11 @@ class Distributed(Rounds):
         super().restore(state)
         self.exchange.restore(state["exchange"])
         self.links.sent[:] = host(state["sent"])
+
+
+def _checksum(theta: Array) -> int:
+    """Return a checksum of a model's bits."""
+    return zlib.crc32(np.ascontiguousarray(host(theta)).data)
 
 
 def hosts(workers: int, ranks: int) -> IntArray:

@@ -13,9 +13,10 @@ in the order of the ranks, in float64, by one rank or by all alike: all ranks ag
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.distributed import Work
@@ -126,7 +127,7 @@ class Exchange:
         # What rounding has taken from this rank's uploads, and from the sums of the piece that it owns.
         self.owed = torch.zeros(self.p, dtype=torch.float64, device=links.device) if self._rounds else None
         self.owed_sum = torch.zeros_like(self.owed) if self.owed is not None else None
-        self.wished = 0
+        self.heads = np.zeros((links.ranks, 1), np.uint64)
         fields = [("size", "<i4")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
         self._flag = np.dtype(fields)
         self._be_ready()
@@ -154,24 +155,28 @@ class Exchange:
             onwards = uploads[0] if self.form == "summed" else sum(uploads)
         serves = {self.relay} if over_relay else set(ranks)
         if not over_relay or links.rank == self.relay:
-            links.open(FLAGS, {rank: 1 + counts[rank] * self._flag.itemsize for rank in ranks})
+            links.open(FLAGS, {rank: 16 + counts[rank] * self._flag.itemsize for rank in ranks})
         if over_relay:
-            links.open(ALL_FLAGS, {self.relay: 1 + len(self.owners) * self._flag.itemsize})
+            links.open(ALL_FLAGS, {self.relay: 16 * links.ranks + len(self.owners) * self._flag.itemsize})
         if "direct" in ROUTES[self.setting]:
             links.open(DIRECT, dict(enumerate(uploads)))
         if links.rank in serves:
             links.open(PIECES, pieces)
         links.open(ONWARDS, dict.fromkeys(serves, onwards))
 
-    def carry(self, reply: Reply, wish: int = 0) -> Reply:
+    def carry(self, reply: Reply, wish: int = 0, checksum: int | None = None) -> Reply:
         """Tell the others what the workers of this rank answered, and return what all of them did.
 
-        A wish goes along: after it `wished` is the highest of all ranks'.
+        A wish goes along: after it `wished` is the highest of all ranks'. In rounds that all ranks agree on a checksum
+        of the model does, too: after it `differing` are the ranks whose is not that of rank 0.
         """
+        head = [wish] if checksum is None else [wish, checksum]
+        self.heads = np.zeros((self.links.ranks, len(head)), np.uint64)
+        self.heads[self.links.rank] = head
         own = self._own(reply)
         way = self._known_way()
         started = [] if way is None else self._begin(own, way)
-        flags = self._flags(reply, wish)
+        flags = self._flags(reply)
         uploaded = flags.sizes > 0
         uploads = int(np.count_nonzero(uploaded))
         broken = flags.sizes < 0
@@ -198,7 +203,7 @@ class Exchange:
 
     # -- flags ------------------------------------------------------------------------------------------------
 
-    def _flags(self, reply: Reply, wish: int) -> Flags:
+    def _flags(self, reply: Reply) -> Flags:
         """Tell everybody, over the relay or directly, how much the workers of this rank upload."""
         table = np.zeros(len(self.owners), self._flag)
         own = table[self.mine]
@@ -211,7 +216,6 @@ class Exchange:
         if "left" in (self._flag.names or ()):
             own["left"] = np.nan if reply.left is None else reply.left
         table[self.mine] = own
-        self.wished = wish
         if self.setting == "hub":
             self._tell_over_relay(table)
         else:
@@ -221,45 +225,56 @@ class Exchange:
         estimates = table["estimate"].copy() if self.rule.estimate else None
         return Flags(table["size"].astype(np.int64), estimates, left)
 
-    def _tell(self, table: np.ndarray) -> None:
+    @property
+    def wished(self) -> int:
+        """The highest wish of any rank, in the last round."""
+        return int(self.heads[:, 0].max())
+
+    @property
+    def differing(self) -> list[int]:
+        """The ranks whose model was not rank 0's, if the last round compared them."""
+        sums = self.heads[:, 1:]
+        return np.flatnonzero((sums != sums[0]).any(1)).tolist()
+
+    def _tell(self, table: npt.NDArray[Any]) -> None:
         """Tell every rank, and hear every rank."""
         heard = self._heard()
-        said = self.links.wire(self._said(table[self.mine]))
+        said = self.links.wire(_bytes(self.heads[self.links.rank], table[self.mine]))
         self.links.exchange(dict.fromkeys(self.links.others, said), heard, "flags", FLAGS)
         self._note(table, heard)
 
-    def _tell_over_relay(self, table: np.ndarray) -> None:
+    def _tell_over_relay(self, table: npt.NDArray[Any]) -> None:
         """Tell the relay, which tells everybody."""
         links, relay = self.links, self.relay
         if links.rank == relay:
             heard = self._heard()
-            links.exchange({}, heard, "flags", FLAGS)
+            links.receive(heard, "flags", FLAGS)
             self._note(table, heard)
-            links.exchange(dict.fromkeys(links.others, links.wire(self._said(table))), {}, "flags", ALL_FLAGS)
+            everything = links.wire(_bytes(self.heads, table))
+            links.exchange(dict.fromkeys(links.others, everything), {}, "flags", ALL_FLAGS)
             return
-        everything = links.empty(1 + table.nbytes)
-        started = links.start({relay: links.wire(self._said(table[self.mine]))}, "flags", FLAGS)
+        everything = links.empty(self.heads.nbytes + table.nbytes)
+        said = links.wire(_bytes(self.heads[links.rank], table[self.mine]))
+        started = links.start({relay: said}, "flags", FLAGS)
         links.receive({relay: everything}, "flags", ALL_FLAGS)
         links.settle(started, "flags")
         data = host(everything)
-        self.wished = int(data[0])
-        table[:] = data[1:].view(self._flag)
-
-    def _said(self, rows: np.ndarray) -> np.ndarray:
-        """Return the wish and the flags of some workers as bytes."""
-        return np.concatenate([np.array([self.wished], np.uint8), rows.view(np.uint8)])
+        self.heads[:] = data[: self.heads.nbytes].view(np.uint64).reshape(self.heads.shape)
+        table[:] = data[self.heads.nbytes :].view(self._flag)
 
     def _heard(self) -> dict[int, Tensor]:
         """Return room for what the other ranks say."""
-        counts = np.bincount(self.owners, minlength=self.links.ranks)
-        return {rank: self.links.empty(1 + int(counts[rank]) * self._flag.itemsize) for rank in self.links.others}
+        counts = np.bincount(self.owners, minlength=self.links.ranks).tolist()
+        head = 8 * self.heads.shape[1]
+        return {rank: self.links.empty(head + counts[rank] * self._flag.itemsize) for rank in self.links.others}
 
-    def _note(self, table: np.ndarray, heard: dict[int, Tensor]) -> None:
+    def _note(self, table: npt.NDArray[Any], heard: dict[int, Tensor]) -> None:
         """Take what the other ranks said."""
+        head = 8 * self.heads.shape[1]
         for rank, said in heard.items():
             data = host(said)
-            self.wished = max(self.wished, int(data[0]))
-            table[self.owners == rank] = data[1:].view(self._flag)
+            self.heads[rank] = data[:head].view(np.uint64)
+            table[self.owners == rank] = data[head:].view(self._flag)
 
     # -- uploads ----------------------------------------------------------------------------------------------
 
@@ -407,6 +422,11 @@ def _sizes(reply: Reply) -> IntArray | int:
     if reply.messages:
         return np.array([len(message) for message in reply.messages])
     return reply.bits // 8 // reply.uploads
+
+
+def _bytes(head: npt.NDArray[np.uint64], rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return what is said in every round, and the flags of some workers, as bytes."""
+    return np.concatenate([np.ascontiguousarray(head).reshape(-1).view(np.uint8), rows.view(np.uint8)])
 
 
 def _total(parts: list[Tensor]) -> Tensor:

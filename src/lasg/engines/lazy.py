@@ -8,6 +8,8 @@ for x, y in loader:
 from __future__ import annotations
 
 import hashlib
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +29,7 @@ from lasg.core.ledger import Ledger
 from lasg.core.optimizers import is_plain
 from lasg.core.rules import RULES, Rule
 from lasg.core.server import Laziness
-from lasg.engines.distributed import Distributed
+from lasg.engines.distributed import CHECK_EVERY, Distributed
 from lasg.engines.links import TIMEOUT, Links
 from lasg.engines.rounds import PATIENCE, Round
 from lasg.errors import LasgError
@@ -53,6 +55,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         exchange: str = "auto",
         relay: int = 0,
         patience: int = PATIENCE,
+        check_every: int = CHECK_EVERY,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         timeout: float = TIMEOUT,
@@ -61,7 +64,8 @@ class LazyOptimizer(torch.optim.Optimizer):
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.
-        The group is the default one; without any this process is the only worker.
+        Every `check_every` rounds the ranks compare checksums of their models (0: never); one that differs takes
+        rank 0's, with a warning. The group is the default one; without any this process is the only worker.
         """
         # Not torch's __init__: param_groups, state and defaults are the wrapped optimizer's.
         self.optimizer = optimizer
@@ -80,7 +84,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             "rule": chosen.name,
             "codec": repr(coder),
             "constants (c, D, window, seed)": [c, D, window, seed],
-            "exchange": [exchange, relay],
+            "exchange": [exchange, relay, check_every],
             "optimizer": type(optimizer).__name__,
             "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
         }
@@ -99,8 +103,10 @@ class LazyOptimizer(torch.optim.Optimizer):
             relay=relay,
             clip=clip,
             patience=patience,
+            check_every=check_every,
             seed=seed,
         )
+        _count_threads(links)
         self.last: Round | None = None
         """The last round: who uploaded, the two sides of the rule."""
 
@@ -370,6 +376,18 @@ def _weights(weight: float | None, links: Links) -> FloatArray:
         given = ", ".join(f"{share:g}" for share in shares)
         raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
     return shares
+
+
+def _count_threads(links: Links) -> None:
+    """Warn where the ranks of this host have more threads than it has cores: that is many times slower than fewer."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", links.ranks))
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if here > 1 and threads > 1 and here * threads > cores and os.environ.get("LOCAL_RANK", str(links.rank)) == "0":
+        warnings.warn(
+            f"{here} ranks of {threads} threads on {cores} cores will be slow: call torch.set_num_threads("
+            f"{max(1, cores // here)}) on every rank, or start them with torchrun, which sets OMP_NUM_THREADS=1",
+            stacklevel=3,
+        )
 
 
 def _code() -> str:

@@ -223,9 +223,13 @@ class Rounds(ABC):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.server.restore(state["server"])
+        self.take_shared(state)
         self.workers.restore(state["workers"])
         self.problem.restore(state["problem"])
+
+    def take_shared(self, state: dict[str, Any]) -> None:
+        """Take the part of a state that is the server's."""
+        self.server.restore(state["server"])
         self.streak = state["streak"].copy()
         self._broken = bool(self.streak.any())
         self.ledger = Ledger(*state["ledger"])

@@ -24,6 +24,7 @@ from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, of_stored
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
+from lasg.packing import packed, unpacked
 
 if TYPE_CHECKING:
     from lasg.engines.distributed import Distributed
@@ -47,7 +48,7 @@ class Parts:
 
     def write(self, rounds: int, own: dict[str, Any], shared: dict[str, Any]) -> None:
         """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
-        data = store.packed({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
+        data = packed({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
         path = self._path(rounds, self.links.rank)
         write_atomically(path, data)
         sums = self.links.gather(hashlib.sha256(data).hexdigest().encode(), "checksums")
@@ -95,10 +96,10 @@ class Parts:
                     f"the part of rank {rank} of the checkpoint of round {manifest['round']} in {self.folder} is "
                     "missing there or damaged: run it anew with --fresh"
                 )
-        state = store.unpacked(data, str(path))
+        state = unpacked(data, str(path))
         shared = state.get("shared")
-        text = self.links.say(b"" if shared is None else store.packed(shared), "the server's state")
-        return state["own"], store.unpacked(text, "rank 0's state") if shared is None else shared
+        text = self.links.say(b"" if shared is None else packed(shared), "the server's state")
+        return state["own"], unpacked(text, "rank 0's state") if shared is None else shared
 
     def remove(self) -> None:
         """Remove the checkpoint of a run that ended."""

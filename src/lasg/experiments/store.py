@@ -28,13 +28,12 @@ from lasg.experiments import spec as specs
 from lasg.experiments.files import LOCK, replacing, sweep, told, write_atomically
 from lasg.experiments.spec import Spec
 from lasg.experiments.trace import Arrays, check, unpack_uploads
+from lasg.packing import grow, plant
 
 FORMAT = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError)
 """What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
-TREE = "tree"
-"""The JSON tree of a state that is packed, among its arrays."""
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
 
@@ -155,31 +154,8 @@ def versions() -> dict[str, str]:
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write nested state atomically."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    tree = _plant(state, "", arrays)
+    tree = plant(state, "", arrays)
     _save(folder / CHECKPOINT, arrays, {"tree": json.dumps(tree)})
-
-
-def packed(state: dict[str, Any]) -> bytes:
-    """Return nested state as the bytes of a safetensors file."""
-    from safetensors.numpy import save
-
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    tree = json.dumps(_plant(state, "", arrays)).encode()
-    return save({**arrays, TREE: np.frombuffer(tree, np.uint8)})
-
-
-def unpacked(data: bytes, source: str) -> dict[str, Any]:
-    """Undo `packed`; say which source it is that cannot be read."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        arrays = load(data)
-        state = _grow(json.loads(arrays[TREE].tobytes()), arrays)
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise LasgError(f"cannot read {source}: {error}") from None
-    assert isinstance(state, dict)
-    return state
 
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:
@@ -207,43 +183,6 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise LasgError(f"cannot read {path}: {error}. Delete it, and `lasg resume {folder}` starts anew") from None
-    state = _grow(tree, arrays)
+    state = grow(tree, arrays)
     assert isinstance(state, dict)
     return state
-
-
-def _plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Return the JSON form of `node`, its arrays moved into `arrays` under their paths."""
-    if isinstance(node, dict):
-        return {"dict": [[key, _plant(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
-    if isinstance(node, list | tuple):
-        kind = "tuple" if isinstance(node, tuple) else "list"
-        return {kind: [_plant(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
-    if isinstance(node, np.ndarray):
-        name = f"{len(arrays)}{path}"  # the number tells {1: x} from {"1": x}
-        arrays[name] = np.asarray(node, order="C")
-        return {"array": name}
-    if hasattr(node, "detach"):
-        name = f"{len(arrays)}{path}"
-        arrays[name] = np.asarray(node.detach().cpu().numpy(), order="C")
-        return {"tensor": name}
-    if node is None or isinstance(node, bool | int | float | str):
-        return {"value": node}
-    raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")
-
-
-def _grow(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Undo `_plant`."""
-    ((kind, content),) = node.items()
-    if kind == "dict":
-        return {key: _grow(value, arrays) for key, value in content}
-    if kind in {"list", "tuple"}:
-        grown = [_grow(value, arrays) for value in content]
-        return tuple(grown) if kind == "tuple" else grown
-    if kind == "array":
-        return arrays[content].copy()
-    if kind == "tensor":
-        import torch
-
-        return torch.from_numpy(arrays[content].copy())
-    return content

@@ -1,0 +1,74 @@
+"""Nested state as arrays and a JSON tree that says where they go: for files and for links. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.errors import LasgError
+
+TREE = "tree"
+"""The JSON tree, among the arrays of what is packed."""
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    """Return nested state as the bytes of a safetensors file."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    tree = json.dumps(plant(state, "", arrays)).encode()
+    return save({**arrays, TREE: np.frombuffer(tree, np.uint8)})
+
+
+def unpacked(data: bytes, source: str) -> dict[str, Any]:
+    """Undo `packed`; say which source it is that cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(data)
+        state = grow(json.loads(arrays[TREE].tobytes()), arrays)
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise LasgError(f"cannot read {source}: {error}") from None
+    assert isinstance(state, dict)
+    return state
+
+
+def plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Return the JSON form of `node`, its arrays moved into `arrays` under their paths."""
+    if isinstance(node, dict):
+        return {"dict": [[key, plant(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
+    if isinstance(node, list | tuple):
+        kind = "tuple" if isinstance(node, tuple) else "list"
+        return {kind: [plant(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
+    if isinstance(node, np.ndarray):
+        name = f"{len(arrays)}{path}"  # the number tells {1: x} from {"1": x}
+        arrays[name] = np.asarray(node, order="C")
+        return {"array": name}
+    if hasattr(node, "detach"):
+        name = f"{len(arrays)}{path}"
+        arrays[name] = np.asarray(node.detach().cpu().numpy(), order="C")
+        return {"tensor": name}
+    if node is None or isinstance(node, bool | int | float | str):
+        return {"value": node}
+    raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")
+
+
+def grow(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Undo `plant`."""
+    ((kind, content),) = node.items()
+    if kind == "dict":
+        return {key: grow(value, arrays) for key, value in content}
+    if kind in {"list", "tuple"}:
+        grown = [grow(value, arrays) for value in content]
+        return tuple(grown) if kind == "tuple" else grown
+    if kind == "array":
+        return arrays[content].copy()
+    if kind == "tensor":
+        import torch
+
+        return torch.from_numpy(arrays[content].copy())
+    return content
