@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lasg.core.workers import Workers
     from lasg.engines.distributed import Distributed
     from lasg.engines.lazy import LazyOptimizer
+    from lasg.engines.links import join
     from lasg.engines.rounds import Round
     from lasg.engines.simulation import Simulation
     from lasg.errors import Diverged, Faulty, LasgError
@@ -40,6 +41,7 @@ _HOMES = {
     "core.workers": ("Workers",),
     "engines.distributed": ("Distributed",),
     "engines.lazy": ("LazyOptimizer",),
+    "engines.links": ("join",),
     "engines.rounds": ("Round",),
     "engines.simulation": ("Simulation",),
     "errors": ("Diverged", "Faulty", "LasgError"),
@@ -82,6 +84,7 @@ __all__ = [
     "Workers",
     "__version__",
     "algorithm",
+    "join",
     "problem",
     "simulation",
     "task",
