@@ -168,8 +168,6 @@ def _print_table(
         return
     for name_ in dict.fromkeys(result.cell.task for result in found):
         group = [result for result in found if result.cell.task == name_]
-        cell = group[0].cell
-        title = f"{name_}, {cell.setting}, loss after {cell.budget:,} {cell.budget_kind} ({len(seeds)} seeds)"
         table = new_table()
         for column in ("algorithm", "ours", "spread", "paper", "deviation"):
             table.add_column(column, justify="left" if column == "algorithm" else "right")
@@ -178,11 +176,11 @@ def _print_table(
             table.add_row(
                 result.cell.algorithm,
                 f"{result.ours.mean:.4f}",
-                f"{result.ours.std:.4f}",
+                papers.spread_of(result),
                 loss,
                 off,
             )
-        out.print(titled(title, table))
+        out.print(titled(papers.heading(group[0].cell, len(seeds)), table))
     for line in verdict.sentences():
         out.print(line)
     out.print(f"Wrote {results / name}.csv and .md", soft_wrap=True)

@@ -19,6 +19,7 @@ from lasg.experiments.compare import Spread
 from lasg.experiments.spec import Spec, with_budget
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import task
+from lasg.experiments.words import seeds_of
 
 COLUMNS = ("table", "setting", "task", "budget_kind", "budget", "algorithm", "loss")
 PAPER = {"start": "zero"}
@@ -190,15 +191,14 @@ def to_markdown(found: Sequence[Result]) -> str:
     lines = []
     for name in dict.fromkeys(result.cell.task for result in found):
         row = [result for result in found if result.cell.task == name]
-        cell = row[0].cell
-        lines += [f"### {name}, {cell.setting}, after {cell.budget:,} {_unit(cell)}, {row[0].seeds} seeds", ""]
+        lines += [f"### {heading(row[0].cell, row[0].seeds)}", ""]
         lines += ["| algorithm | ours | spread | paper | deviation |", "| --- | ---: | ---: | ---: | ---: |"]
         best = min(result.ours.mean for result in row)
         for result in row:
             ours = f"{result.ours.mean:.4f}"
             ours = f"**{ours}**" if result.ours.mean == best else ours
             printed_, off = printed_and_off(result)
-            lines.append(f"| {result.cell.algorithm} | {ours} | {result.ours.std:.4f} | {printed_} | {off} |")
+            lines.append(f"| {result.cell.algorithm} | {ours} | {spread_of(result)} | {printed_} | {off} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -209,8 +209,17 @@ def printed_and_off(result: Result) -> tuple[str, str]:
     return "-" if loss is None else f"{loss:.4f}", "-" if deviation is None else f"{100 * deviation:+.1f} %"
 
 
-def _unit(cell: Cell) -> str:
-    return {"uploads": "uploads", "bits": "upload bits"}[cell.budget_kind]
+def spread_of(result: Result) -> str:
+    """Return the spread over seeds as text; - of one seed."""
+    return f"{result.ours.std:.4f}" if result.seeds > 1 else "-"
+
+
+def heading(cell: Cell, seeds: int) -> str:
+    """Return what a table is about: the budget as it was read, beside that printed where they differ."""
+    budget = f"{cell.budget:,} {'uploads' if cell.budget_kind == 'uploads' else 'upload bits'}"
+    if cell.task in NETWORKS and cell.budget_kind == "bits":
+        budget = f"{NETWORK_BITS:,} upload bits (printed: {cell.budget:,})"
+    return f"{cell.task}, {cell.setting}, loss after {budget}, {seeds_of(seeds)}"
 
 
 # -- figures, as data --------------------------------------------------------------------------------------
