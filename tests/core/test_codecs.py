@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lasg.core import codecs
 from lasg.core.codecs import QSGD, Codec, Dense, parse, transmit
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, as_kind, numpy_of
@@ -289,3 +290,14 @@ def test_rows_decoded_from_dense_messages_may_be_written_to() -> None:
     rows = np.ones((2, 3))
     decoded = Dense().decode(Dense().encode(rows, no_noise), rows[0])
     assert decoded.flags.writeable
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+@pytest.mark.parametrize("p", [1, 7, 8, 33])
+def test_codes_are_packed_without_gaps_most_significant_bit_first(bits: int, p: int) -> None:
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, p)).astype(np.uint16)
+    text = ["".join(f"{code:0{bits}b}" for code in row).ljust(-(-bits * p // 8) * 8, "0") for row in codes.tolist()]
+    expected = [int(row, 2).to_bytes(len(row) // 8, "big") for row in text]
+    packed = codecs._pack(codes, bits)
+    assert [row.tobytes() for row in packed] == expected
+    np.testing.assert_array_equal(codecs._unpack(packed, bits, p), codes)

@@ -105,9 +105,7 @@ class QSGD:
         data = _bytes_of(messages, self.length(p))
         norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
         codes = _unpack(data[:, 4 * buckets :], self.bits, p)
-        magnitude = (codes & np.uint16(self.levels)).astype(np.float64)
-        levels = np.where(codes >> np.uint16(self.bits - 1), -magnitude, magnitude)
-        levels = self._split(levels)
+        levels = self._split(self._meaning().take(codes))
         return cast(self._join(norms.astype(np.float64), levels, p), like)
 
     def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:
@@ -115,6 +113,11 @@ class QSGD:
         p = rows.shape[-1]
         norms, levels = self._quantise(rows, noise)
         return cast(self._join(float64(norms), levels, p), rows), 8 * self.length(p) * len(rows)
+
+    def _meaning(self) -> npt.NDArray[np.float64]:
+        """Return the signed level of every code: the sign is its highest bit."""
+        magnitude = np.arange(self.levels + 1, dtype=np.float64)
+        return np.concatenate([magnitude, -magnitude])
 
     def _buckets(self, p: int) -> int:
         return 1 if self.bucket is None else -(-p // self.bucket)
@@ -171,6 +174,16 @@ def _bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
 
 def _pack(codes: npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint8]:
     """Pack the low `bits` of every code, most significant bit first, rows padded to whole bytes."""
+    if bits == 16:
+        return np.ascontiguousarray(codes.astype(">u2")).view(np.uint8)
+    if 8 % bits == 0:  # so many codes fill a byte: shifts are quicker than single bits
+        fit = 8 // bits
+        padded = np.zeros((len(codes), -(-codes.shape[1] // fit) * fit), np.uint8)
+        padded[:, : codes.shape[1]] = codes
+        packed = padded[:, ::fit] << np.uint8(8 - bits)
+        for i in range(1, fit):
+            packed |= padded[:, i::fit] << np.uint8(8 - bits * (i + 1))
+        return packed
     as_bytes = codes.astype(">u2").view(np.uint8).reshape(*codes.shape, 2)
     spread = np.unpackbits(as_bytes, axis=-1)[..., 16 - bits :]
     return np.packbits(spread.reshape(len(codes), -1), axis=-1)
@@ -178,6 +191,14 @@ def _pack(codes: npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint8]:
 
 def _unpack(packed: npt.NDArray[np.uint8], bits: int, p: int) -> npt.NDArray[np.uint16]:
     """Undo `_pack` for rows of `p` codes."""
+    if bits == 16:
+        return np.ascontiguousarray(packed).view(">u2").astype(np.uint16)
+    if 8 % bits == 0:
+        fit, mask = 8 // bits, np.uint8(2**bits - 1)
+        codes = np.empty((len(packed), packed.shape[1] * fit), np.uint8)
+        for i in range(fit):
+            codes[:, i::fit] = (packed >> np.uint8(8 - bits * (i + 1))) & mask
+        return codes[:, :p].astype(np.uint16)
     spread = np.unpackbits(packed, axis=-1, count=bits * p).reshape(len(packed), p, bits)
     padded = np.zeros((len(packed), p, 16), np.uint8)
     padded[..., 16 - bits :] = spread
