@@ -142,7 +142,7 @@ def memory() -> None:
     print("| --- | ---: |")
     for name in ("sgd", "lag-wk", "lasg-wk1", "lasg-wk2", "lasg-pse", "laqsg-wk2"):
         command = [sys.executable, __file__, "peak", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         print(f"| {name} | {float(done.stdout):.2f} |")
 
 

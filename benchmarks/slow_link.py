@@ -1,0 +1,401 @@
+"""Training over slow links: lasg beside what PyTorch has. Four hosts on one machine, in network namespaces.
+
+    python benchmarks/slow_link.py --data-dir DIR                      # 50 Mbit/s and 20 ms round trip, as root
+    python benchmarks/slow_link.py --data-dir DIR --rate 0             # the loopback as it is, no namespaces
+
+Every host has a TUN device; a process between them (`Switch`) is the network: it delays every packet and lets no host
+send or receive faster than the rate. All methods train the paper's CNN on MNIST from the same start, on the same
+minibatches, rank r on its own classes, until the loss on 2,000 training samples is that of --target. The clock and the
+counters of the interfaces stand still while the loss is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import fcntl
+import heapq
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RANKS = 4
+NETWORK = "10.77.0"
+DEVICE = "lasgtun"
+MTU = 9000
+QUEUE_SECONDS = 0.5
+"""What a link's buffer holds; more is dropped, as a router does."""
+LR, BATCH, EVERY = 0.05, 30, 10
+METHODS = (
+    "ddp",
+    "ddp, fp16 hook",
+    "ddp, PowerSGD rank 1",
+    "ddp, PowerSGD rank 4",
+    "post-local SGD, H = 4",
+    "lasg sgd",
+    "lasg wk2",
+    "lasg pse",
+    "lasg wk2, 8 bits",
+    "lasg wk2, 4 bits",
+)
+TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
+
+
+# -- the network ---------------------------------------------------------------------------------------------------
+
+
+def in_namespace(name: str) -> None:
+    """Move this process into a network namespace."""
+    with Path(f"/run/netns/{name}").open() as handle:
+        if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {name}")
+
+
+def tun() -> int:
+    """Create the TUN device in the namespace that this process is in; return its handle."""
+    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
+    return handle
+
+
+def switch(names: list[str], rate: float, delay: float, ready: Any) -> None:
+    """Carry packets between the hosts, each delayed by half the round trip and paced at both ends."""
+    handles = []
+    for name in names:
+        in_namespace(name)
+        handles.append(tun())
+    ready.set()
+    host_of = {handle: host for host, handle in enumerate(handles)}
+    up, down = [0.0] * len(handles), [0.0] * len(handles)
+    waiting: list[tuple[float, int, int, bytes]] = []
+    numbers = itertools.count()
+    while True:
+        pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for handle in select.select(handles, [], [], pause)[0]:
+            for packet in arriving(handle):
+                source, target = host_of[handle], packet[19] - 1
+                if packet[0] >> 4 != 4 or not 0 <= target < len(handles):
+                    continue
+                now, needs = time.monotonic(), 8 * len(packet) / rate
+                if up[source] - now > QUEUE_SECONDS:
+                    continue
+                up[source] = max(up[source], now) + needs
+                # At the other end it may queue behind what others send there.
+                down[target] = max(down[target], up[source] + delay / 2 - needs) + needs
+                if down[target] - now - delay / 2 > 2 * QUEUE_SECONDS:
+                    down[target] -= needs
+                    continue
+                heapq.heappush(waiting, (down[target], next(numbers), target, packet))
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            _, _, target, packet = heapq.heappop(waiting)
+            try:
+                os.write(handles[target], packet)
+            except (BlockingIOError, OSError):
+                continue
+
+
+def arriving(handle: int) -> Iterator[bytes]:
+    """Give the packets that a host has sent."""
+    while True:
+        try:
+            yield os.read(handle, 65536)
+        except BlockingIOError:
+            return
+
+
+@contextmanager
+def hosts(rate: float, delay: float) -> Iterator[list[str]]:
+    """Make namespaces, and the network between them; remove all of it."""
+    names = [f"lasg{os.getpid()}-{host}" for host in range(RANKS)]
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    carrier = context.Process(target=switch, args=(names, rate, delay, ready), daemon=True)
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        carrier.start()
+        ready.wait(10)
+        for host, name in enumerate(names):
+            inside = ("-n", name)
+            ip(*inside, "addr", "add", f"{NETWORK}.{host + 1}/24", "dev", DEVICE)
+            ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), "up")
+            ip(*inside, "link", "set", "lo", "up")
+        yield names
+    finally:
+        carrier.kill()
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def ip(*words: str) -> None:
+    """Run the command ip."""
+    subprocess.run(["ip", *words], check=True)
+
+
+# -- a rank --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Task:
+    """What every method trains, from the same start, on the same minibatches."""
+
+    inputs: Any
+    labels: Any
+    sample: Any
+    rank: int
+    target: float
+    limit: float
+    c: float
+
+    def model(self) -> Any:
+        """Return the paper's CNN at its start."""
+        from lasg.problems import models
+
+        return models.model("cnn", (1, 28, 28), 10, 0)
+
+    def minibatch(self, k: int) -> tuple[Any, Any]:
+        """Return this rank's minibatch of an iteration."""
+        import torch
+
+        made = torch.Generator().manual_seed(1000 * k + self.rank)
+        chosen = torch.randint(0, len(self.inputs), (BATCH,), generator=made)
+        return self.inputs[chosen], self.labels[chosen]
+
+    def loss(self, model: Any) -> float:
+        """Return the loss on samples of all classes."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        with torch.no_grad():
+            return float(cross_entropy(model(self.sample[0]), self.sample[1]))
+
+
+def task(data_dir: str | None, rank: int, target: float, limit: float, c: float) -> Task:
+    """Return the task of a rank: a quarter of MNIST sorted by label, so that ranks differ."""
+    import numpy as np
+    import torch
+
+    from lasg.data.loaders import load
+
+    found = load("mnist", data_dir=Path(data_dir) if data_dir else None)
+    order = np.argsort(found.labels, kind="stable")
+    mine = np.array_split(order, RANKS)[rank]
+    x, y = torch.tensor(found.features, dtype=torch.float32), torch.tensor(found.labels, dtype=torch.int64)
+    if x.max() > 1:
+        x = x / 255
+    x = x.reshape(-1, 1, 28, 28)
+    some = torch.from_numpy(np.random.default_rng(0).choice(len(y), 2000, replace=False))
+    return Task(x[mine], y[mine], (x[some], y[some]), rank, target, limit, c)
+
+
+def stepper(method: str, of: Task) -> tuple[Any, Callable[[int], None]]:
+    """Return a model, and the function that takes a method's step on it."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    import lasg
+
+    model = of.model()
+    plain = torch.optim.SGD(model.parameters(), lr=LR)
+    if method.startswith("lasg"):
+        rule, _, bits = method.removeprefix("lasg ").partition(", ")
+        codec = f"qsgd{bits.split()[0]}:512" if bits else "dense"
+        opt = lasg.LazyOptimizer(plain, "always" if rule == "sgd" else rule, codec, c=of.c)
+
+        def lazy(k: int) -> None:
+            x, y = of.minibatch(k)
+            opt.step(lambda: cross_entropy(model(x), y))
+
+        lazy.uploads = lambda: opt.ledger.uploads  # type: ignore[attr-defined]
+        return model, lazy
+    if method.startswith("post-local"):
+        return model, post_local(model, plain, of)
+    ddp = DistributedDataParallel(model)
+    if "fp16" in method:
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if "PowerSGD" in method:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=int(method[-1]), start_powerSGD_iter=10, use_error_feedback=True
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def step(k: int) -> None:
+        x, y = of.minibatch(k)
+        plain.zero_grad()
+        cross_entropy(ddp(x), y).backward()  # type: ignore[no-untyped-call]
+        plain.step()
+
+    return model, step
+
+
+def post_local(model: Any, plain: Any, of: Task) -> Callable[[int], None]:
+    """Return the step of post-local SGD: all-reduce in the first 10 iterations, then averages of models every 4."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    warm = 10
+    ddp = DistributedDataParallel(model)
+    averaged = PostLocalSGDOptimizer(plain, PeriodicModelAverager(period=4, warmup_steps=warm))
+
+    def step(k: int) -> None:
+        x, y = of.minibatch(k)
+        averaged.zero_grad()
+        cross_entropy((ddp if k < warm else model)(x), y).backward()  # type: ignore[no-untyped-call]
+        averaged.step()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def carried(device: str) -> tuple[int, int]:
+    """Return the bytes that an interface received and sent."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == device:
+            found = numbers.split()
+            return int(found[0]), int(found[8])
+    return 0, 0
+
+
+def race(method: str, of: Task, device: str) -> dict[str, Any]:
+    """Train to the target; return seconds, iterations, and bytes."""
+    import torch
+    import torch.distributed as dist
+
+    model, step = stepper(method, of)
+    seconds, k, down, up = 0.0, 0, 0, 0
+    loss = of.loss(model)
+    while True:
+        dist.barrier()
+        before, began = carried(device), time.monotonic()
+        for _ in range(EVERY):
+            step(k)
+            k += 1
+        seconds += time.monotonic() - began
+        after = carried(device)
+        down, up = down + after[0] - before[0], up + after[1] - before[1]
+        loss = of.loss(model)
+        word = torch.tensor([loss, seconds], dtype=torch.float64)
+        dist.broadcast(word, 0)
+        loss, seconds = word.tolist()
+        if loss <= of.target or seconds > of.limit or math.isnan(loss):
+            break
+    counts = [torch.zeros(2, dtype=torch.float64) for _ in range(RANKS)]
+    dist.all_gather(counts, torch.tensor([up, down], dtype=torch.float64))
+    mean = torch.stack(counts).mean(0) / 1e6
+    uploads = getattr(step, "uploads", lambda: RANKS * k)()
+    return {
+        "method": method,
+        "reached": loss <= of.target,
+        "loss": round(loss, 4),
+        "iterations": k,
+        "uploads": uploads,
+        "seconds": round(seconds, 2),
+        "ms_an_iteration": round(1000 * seconds / k, 1),
+        "megabytes_up": round(float(mean[0]), 2),
+        "megabytes_down": round(float(mean[1]), 2),
+    }
+
+
+def rank(options: argparse.Namespace) -> None:
+    """Run all methods, one after another, as one of the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = options.device
+    me = int(options.rank)
+    dist.init_process_group("gloo", f"tcp://{options.address}:29500", rank=me, world_size=RANKS)
+    of = task(options.data_dir, me, options.target, options.limit, options.c)
+    for method in options.methods:
+        found = race(method, of, options.device)
+        if me == 0:
+            print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def launched(options: argparse.Namespace, names: list[str] | None) -> Iterator[dict[str, Any]]:
+    """Start the ranks; give what rank 0 says of each method."""
+    own = [sys.executable, __file__, "--target", str(options.target), "--limit", str(options.limit)]
+    own += ["--c", str(options.c), "--methods", *options.methods]
+    own += ["--data-dir", options.data_dir] if options.data_dir else []
+    where = ("--address", f"{NETWORK}.1", "--device", DEVICE) if names else ("--address", "127.0.0.1", "--device", "lo")
+    processes = []
+    for number in range(RANKS):
+        before = ["ip", "netns", "exec", names[number]] if names else []
+        output = subprocess.PIPE if number == 0 else None
+        command = [*before, *own, *where, "--rank", str(number)]
+        processes.append(
+            subprocess.Popen(command, stdout=output, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        )
+    try:
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            yield json.loads(line)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def main() -> None:
+    """Compare the methods on one network, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=50.0, help="Mbit/s of every host, each way; 0: not shaped")
+    parser.add_argument("--delay", type=float, default=20.0, help="round trip in ms")
+    parser.add_argument("--target", type=float, default=0.3, help="the loss to reach")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a method is given up")
+    parser.add_argument("--c", type=float, default=0.02, help="the laziness of the rules")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
+    parser.add_argument("--data-dir", help="where MNIST is")
+    parser.add_argument("--csv", type=Path, help="also write the table to this file")
+    for name in ("--rank", "--address", "--device"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        rank(options)
+        return
+    if options.rate and (os.geteuid() != 0 or not shutil.which("ip")):
+        sys.exit("network namespaces need root and the command ip (iproute2); --rate 0 measures the loopback")
+    rows: list[dict[str, Any]] = []
+    with hosts(options.rate * 1e6, options.delay / 1e3) if options.rate else _nowhere() as names:
+        for row in launched(options, names):
+            first = rows[0] if rows else row
+            row["faster_than_ddp"] = round(first["seconds"] / row["seconds"], 2) if row["reached"] else None
+            rows.append(row)
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    if options.csv and rows:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+@contextmanager
+def _nowhere() -> Iterator[None]:
+    yield None
+
+
+if __name__ == "__main__":
+    main()
