@@ -17,11 +17,12 @@ from lasg.cli.main import main
 from lasg.engines.rounds import Rounds
 from lasg.experiments import files, ranks, runner
 
-runner.CHECKPOINT_SECONDS = float(os.environ.get("EVERY", "0.3"))
+runner.CHECKPOINT_SECONDS = float(os.environ.get("EVERY", "0.2"))
 runner.CHECKPOINT_SHARE = 1.0
 
 
 def die() -> None:
+    print(f"rank {os.environ['RANK']} dies", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,6 +51,7 @@ def hang(at: int) -> None:
 
     def stepping(self: Rounds) -> Any:
         if self.server.k == at:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or torchrun would wait half a minute before it kills
             time.sleep(3600)
         return step(self)
 

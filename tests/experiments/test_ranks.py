@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from lasg.experiments import ranks, store
 
 MAIN = Path(__file__).with_name("rank_main.py")
-RANKS = 3
+RANKS = 2
 SPEC = """
 task = "digits"
 algorithm = "{algorithm}"
@@ -55,7 +55,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 120) -> str:
     return text
 
 
-def spec_file(folder: Path, algorithm: str, rounds: int = 1500) -> Path:
+def spec_file(folder: Path, algorithm: str, rounds: int = 900) -> Path:
     path = folder / f"{algorithm}.toml"
     path.write_text(SPEC.format(algorithm=algorithm, rounds=rounds))
     return path
@@ -99,18 +99,17 @@ def test_a_run_on_ranks_is_stored_as_a_simulated_one_is(undisturbed: dict[str, s
 @pytest.mark.parametrize(
     ("algorithm", "kill"),
     [
-        ("lasg-wk2", "1:round:700"),
-        ("lasg-wk2", "0:round:900"),
-        ("lasg-wk2", "2:checkpoint-:3"),
+        ("lasg-wk2", "0:round:600"),
+        ("lasg-wk2", "1:checkpoint-:3"),
         ("laqsg-pse", "0:checkpoint.json:2"),
-        ("laqsg-pse", "0:checkpoint-:2"),
+        ("laqsg-pse", "1:round:400"),
     ],
 )
 def test_after_kill_9_of_a_rank_the_run_ends_with_the_same_bits(
     algorithm: str, kill: str, undisturbed: dict[str, store.Run], tmp_path: Path
 ) -> None:
     text = ended(launched(tmp_path / "runs", spec_file(tmp_path, algorithm), restarts=1, KILL=kill))
-    assert f"lost rank {kill[0]}" in text, text  # the kill was real
+    assert f"rank {kill[0]} dies" in text, text  # the kill was real
     run, whole = only_run(tmp_path / "runs"), undisturbed[algorithm]
     assert run.status == "done", text
     for name, values in model(whole).items():
