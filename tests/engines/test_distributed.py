@@ -10,7 +10,7 @@ import pytest
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.arrays import host
-from lasg.core.codecs import Codec
+from lasg.core.codecs import QSGD, Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness
 from lasg.engines.distributed import Distributed, hosts
@@ -23,6 +23,7 @@ from tests.engines.ranks import on_ranks
 SIZES = (30, 8, 50, 12, 20, 9)
 M, ROUNDS = len(SIZES), 60
 SETTINGS = ("auto", "scatter", "hub")
+LONG = [("laqsg-wk2", "hub"), ("laqsg-pse", "auto")]
 
 
 def regression(dtype: str, classes: int = 3) -> Regression:
@@ -74,7 +75,12 @@ def advanced(run: Rounds) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tupl
 def every_algorithm() -> dict[tuple[str, str], Any]:
     """On a rank: all twelve, by both exchanges."""
     problem = regression("float64")
-    return {(name, way): advanced(engine(name, problem, True, exchange=way)) for name in ALGORITHMS for way in SETTINGS}
+    cases = [(name, way) for name in ALGORITHMS for way in SETTINGS]
+    found = {(name, way): advanced(engine(name, problem, True, exchange=way)) for name, way in cases}
+    # Messages so long that they go to the relay alone, or are summed before they leave.
+    for name, way in LONG:
+        found[name, f"{way}, long"] = advanced(engine(name, problem, True, QSGD(bits=16, bucket=1), exchange=way))
+    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -90,6 +96,13 @@ def test_all_twelve_upload_in_the_same_rounds_as_simulated_and_reach_the_same_mo
                 np.testing.assert_allclose(model, theta, rtol=0, atol=1e-10, err_msg=f"{name}, {way}")
                 np.testing.assert_array_equal(model, found[0][name, way][1], err_msg=f"{name}, {way}, rank {rank}")
                 assert counts == ledger, (name, way, rank)
+    for name, way in LONG:
+        uploaded, theta, ledger = advanced(engine(name, problem, False, QSGD(bits=16, bucket=1)))
+        for rank in range(ranks):
+            mine, model, counts = found[rank][name, f"{way}, long"]
+            np.testing.assert_array_equal(mine, uploaded)
+            np.testing.assert_allclose(model, theta, rtol=0, atol=1e-10)
+            assert counts == ledger
 
 
 def test_a_rank_without_a_worker_is_refused() -> None:

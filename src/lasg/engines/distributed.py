@@ -53,7 +53,7 @@ class Distributed(Rounds):
         links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
-        packs = form(theta.shape[-1], int(theta.itemsize), laziness.workers, codec) == "packed"
+        packs = form(theta.shape[-1], int(theta.itemsize), laziness.workers, codec, exchange) != "summed"
         super().__init__(
             problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, packs=packs, **options
         )
@@ -81,7 +81,8 @@ class Distributed(Rounds):
     def _resynchronise(self, k: int) -> None:
         """Take over what rank 0's server and its memory of the workers are."""
         ranks = self.exchange.differing
-        held = self.exchange.contributions
+        # Under a hub the relay alone holds contributions, which its own model has no part in.
+        held = self.exchange.contributions if self.exchange.form == "packed" else None
         state = {"shared": self.shared(), "contributed": None if held is None else held.rows}
         said = self.links.say(packed(state) if self.links.rank == 0 else b"", "the server's state")
         if self.links.rank:

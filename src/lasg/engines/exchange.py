@@ -1,10 +1,11 @@
 """How uploads reach every rank, so that each can run the same server.
 
-A round has two parts: a few bytes a worker, the flags, and what was uploaded. The uploads travel in one of two forms:
+A round has two parts: a few bytes a worker, the flags, and what was uploaded. The uploads travel in one of these forms:
 
 - summed: each uploading rank sends the sum of its workers' innovations in the run's dtype. What rounding takes away
   stays with the sender and goes along with its next upload, so nothing is lost over the rounds.
 - packed: the encoded messages themselves. Every rank keeps each worker's last decoded contribution, O(M p).
+- relayed: encoded messages to the hub, which alone keeps the contributions, and the dense sum from there.
 
 and over one of three routes: `direct`, from the uploader to everybody; `scatter`, in pieces to the ranks, each of
 which sums (or collects) its piece and sends it on; and `hub`, the same with one rank that does it all. Sums are taken
@@ -29,7 +30,7 @@ from lasg.core.workers import Reply
 from lasg.engines.links import Links
 from lasg.errors import LasgError
 
-Form = Literal["summed", "packed"]
+Form = Literal["summed", "packed", "relayed"]
 Route = Literal["direct", "scatter", "hub"]
 ROUTES: dict[str, tuple[Route, ...]] = {
     "auto": ("direct", "scatter"),
@@ -45,16 +46,19 @@ HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
 
 
-def form(p: int, itemsize: int, workers: int, codec: Codec) -> Form:
+def form(p: int, itemsize: int, workers: int, codec: Codec, setting: str) -> Form:
     """Return the form of a run's uploads.
 
     Packed messages go to everybody, one an uploader: in the worst round M of them, which must not be more than
-    DistributedDataParallel sends. Dense ones are never shorter than their sum.
+    DistributedDataParallel sends. It is one form for all rounds: who missed a message cannot use the next. Dense
+    messages are never shorter than their sum.
     """
     length = getattr(codec, "length", None)
     if isinstance(codec, Dense):
         return "summed"
-    return "packed" if length is None or workers * length(p) <= 2 * p * itemsize else "summed"
+    if length is None or workers * length(p) <= 2 * p * itemsize:
+        return "packed"
+    return "relayed" if setting == "hub" else "summed"
 
 
 def cost(route: Route, how: Form, dense: int, sizes: IntArray) -> tuple[int, int]:
@@ -64,7 +68,7 @@ def cost(route: Route, how: Form, dense: int, sizes: IntArray) -> tuple[int, int
     """
     ranks, total = len(sizes), int(sizes.sum())
     largest, others = int(sizes.max()), len(sizes) - 1
-    onwards = dense if how == "summed" else total
+    onwards = total if how == "packed" else dense
     if route == "direct":
         return others * total, others * largest + HOP
     if route == "scatter":
@@ -119,8 +123,9 @@ class Exchange:
         self.links, self.owners, self.codec, self.rule = links, owners, codec, rule
         self.setting, self.relay = setting, relay
         self.p, self.itemsize = theta.shape[-1], int(theta.itemsize)
-        self.form = form(self.p, self.itemsize, len(owners), codec)
-        self.contributions = Contributions(len(owners), theta) if self.form == "packed" else None
+        self.form = form(self.p, self.itemsize, len(owners), codec, setting)
+        keeps = self.form == "packed" or (self.form == "relayed" and links.rank == relay)
+        self.contributions = Contributions(len(owners), theta) if keeps else None
         self.mine = owners == links.rank
         self._like = theta
         self._dtype = torch.float64 if self.itemsize == 8 else torch.float32
@@ -134,7 +139,7 @@ class Exchange:
 
     @property
     def _rounds(self) -> bool:
-        return self.form == "summed" and self._dtype != torch.float64
+        return self.form != "packed" and self._dtype != torch.float64
 
     def _be_ready(self) -> None:
         """Open the channels: the longest messages that each rank can send are known."""
@@ -152,7 +157,7 @@ class Exchange:
         over_relay = self.setting == "hub"
         if over_relay:
             pieces = dict(enumerate(uploads))
-            onwards = uploads[0] if self.form == "summed" else sum(uploads)
+            onwards = sum(uploads) if self.form == "packed" else self.p * self.itemsize
         serves = {self.relay} if over_relay else set(ranks)
         if not over_relay or links.rank == self.relay:
             links.open(FLAGS, {rank: 16 + counts[rank] * self._flag.itemsize for rank in ranks})
@@ -187,7 +192,7 @@ class Exchange:
             if way is None:
                 way = route(self.setting, self.form, self.p * self.itemsize, lengths)
                 started = self._begin(own, way)
-            finish = self._packed if self.form == "packed" else self._summed
+            finish = {"summed": self._summed, "packed": self._packed, "relayed": self._relayed}[self.form]
             innovation = finish(own, flags.sizes, lengths, way)
         self.links.settle(started, "uploads")
         return Reply(
@@ -318,7 +323,12 @@ class Exchange:
     def _summed(self, own: Tensor | None, _: IntArray, lengths: IntArray, way: Route) -> Array:
         """Return the sum of all innovations."""
         uploading = np.flatnonzero(lengths).tolist()
-        total = self._direct_sum(own, uploading) if way == "direct" else self._served_sum(own, uploading, way)
+        return self._here(
+            self._direct_sum(own, uploading) if way == "direct" else self._served_sum(own, uploading, way)
+        )
+
+    def _here(self, total: Tensor) -> Array:
+        """Return what came over the links as the server has its vectors."""
         return host(total) if isinstance(self._like, np.ndarray) else total.to(self._like.device)
 
     def _direct_sum(self, own: Tensor | None, uploading: list[int]) -> Tensor:
@@ -360,16 +370,36 @@ class Exchange:
 
     def _packed(self, own: Tensor | None, sizes: IntArray, lengths: IntArray, way: Route) -> Array:
         """Return the sum of all innovations, from everybody's messages."""
-        assert self.contributions is not None
-        links = self.links
-        payloads = {rank: links.empty(int(lengths[rank])) for rank in np.flatnonzero(lengths).tolist()}
-        if own is not None:
-            payloads[links.rank] = own
+        payloads = self._payloads(own, lengths)
         if way == "direct":
-            received = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
-            links.receive(received, "uploads", DIRECT)
+            received = {rank: payload for rank, payload in payloads.items() if rank != self.links.rank}
+            self.links.receive(received, "uploads", DIRECT)
         else:
             self._served_messages(payloads, way)
+        return self._taken(payloads, sizes)
+
+    def _relayed(self, own: Tensor | None, sizes: IntArray, lengths: IntArray, _: Route) -> Array:
+        """Return the sum of all innovations: the relay has the messages, and tells it."""
+        links = self.links
+        if links.rank != self.relay:
+            total = links.empty(self.p, self._dtype)
+            links.receive({self.relay: total}, "sums", ONWARDS)
+        else:
+            payloads = self._payloads(own, lengths)
+            received = {rank: payload for rank, payload in payloads.items() if rank != links.rank}
+            links.receive(received, "uploads", PIECES)
+            total = self._rounded(links.wire(self._taken(payloads, sizes)), self.owed_sum, slice(None))
+            links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)
+        return self._here(total.double())
+
+    def _payloads(self, own: Tensor | None, lengths: IntArray) -> dict[int, Tensor]:
+        """Return this rank's messages, and room for the others'."""
+        found = {rank: self.links.empty(int(lengths[rank])) for rank in np.flatnonzero(lengths).tolist()}
+        return found if own is None else {**found, self.links.rank: own}
+
+    def _taken(self, payloads: dict[int, Tensor], sizes: IntArray) -> Array:
+        """Take everybody's messages, in the order of the workers; return the sum of what they change."""
+        assert self.contributions is not None
         who = np.flatnonzero(sizes > 0)
         messages = []
         for rank in sorted(payloads):
