@@ -67,8 +67,8 @@ def engine(name: str, problem: Any, distributed: bool, codec: Codec | None = Non
     return run
 
 
-def advanced(run: Rounds) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tuple[int, ...]]:
-    uploaded = np.array([run.step().uploaded for _ in range(ROUNDS)])
+def advanced(run: Rounds, rounds: int = ROUNDS) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tuple[int, ...]]:
+    uploaded = np.array([run.step().uploaded for _ in range(rounds)])
     return uploaded, host(run.theta).copy(), run.ledger.row()
 
 
@@ -109,3 +109,29 @@ def test_a_rank_without_a_worker_is_refused() -> None:
     assert hosts(6, 4).tolist() == [0, 0, 1, 2, 2, 3]
     with pytest.raises(LasgError, match="3 ranks for 2 workers"):
         hosts(2, 3)
+
+
+def networks() -> dict[str, Any]:
+    """On a rank: a network with BatchNorm and dropout, measured with the statistics of all workers."""
+    found = {}
+    for name in ("lasg-wk2", "laqsg-pse", "local-sgd"):
+        run = engine(name, network("float64"), True)
+        uploads, theta, _ = advanced(run, 20)
+        model = {key: host(value).copy() for key, value in run.export().items()}
+        found[name] = uploads, theta, run.measure(), model
+    return found
+
+
+def test_networks_on_ranks_upload_measure_and_export_as_simulated_ones_do() -> None:
+    ranks = on_ranks(2, networks)
+    for name in ranks[0]:
+        run = engine(name, network("float64"), False)
+        uploads, theta, _ = advanced(run, 20)
+        expected = run.measure()
+        for found in ranks:
+            np.testing.assert_array_equal(found[name][0], uploads)
+            np.testing.assert_allclose(found[name][1], theta, rtol=0, atol=1e-10)
+            assert found[name][2][0] == pytest.approx(expected[0], rel=1e-10)
+            assert found[name][2][1] == expected[1]
+        for key, value in run.export().items():
+            np.testing.assert_allclose(ranks[0][name][3][key], host(value), atol=1e-10, err_msg=f"{name}, {key}")
