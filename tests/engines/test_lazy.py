@@ -155,7 +155,7 @@ def test_ranks_that_were_started_otherwise_are_refused_with_what_differs() -> No
     for codec, constants, weights, shapes in on_ranks(2, otherwise):
         assert "rank 1 was started otherwise" in codec
         assert "QSGD(bits=8" in codec
-        assert "[0.1, 11, 10, 0]" in constants
+        assert "[0.1, 11, 10, 0, 10]" in constants
         assert "sum to 1" in weights
         assert "shapes" in shapes
 
@@ -247,11 +247,11 @@ def test_the_probe_uses_the_same_dropout_mask_and_leaves_batch_norm_and_generato
     opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), "wk2", c=0.1)
     expected = module(dropout=True, norm=True)
     torch.manual_seed(5)
-    for x, y in data(0, 4):
+    for k, (x, y) in enumerate(data(0, 4)):
         opt.step(functools.partial(loss_of, model, x, y))
-        if opt.last is not None and opt.last.left is not None:
-            # At a step of 0 both points are the same model, so that any difference is another mask or statistic.
-            assert opt.last.left[0] == 0
+        assert opt.last is not None
+        # At a step of 0 both points are the same model, so that any difference is another mask or statistic.
+        assert opt.last.left is None if k == 0 else opt.last.left is not None and opt.last.left[0] == 0
     drawn = torch.rand(3)
     torch.manual_seed(5)
     for x, _ in data(0, 4):
@@ -319,6 +319,68 @@ def test_a_gradient_that_is_not_finite_is_silence_and_leaves_no_trace() -> None:
         opt.step(lambda: cross_entropy(model(x), y) * float("inf"))
     with pytest.raises(lasg.Faulty, match="3 rounds in a row"):
         opt.step(lambda: cross_entropy(model(x), y))
+
+
+def test_what_writes_into_the_parameters_or_runs_under_autocast_is_refused() -> None:
+    layers = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Linear(3, 2))
+    opt = lasg.LazyOptimizer(sgd(layers))
+    with pytest.raises(LasgError, match="wrote into the parameters"):
+        opt.step(lambda: cross_entropy(layers(torch.tensor([1, 2])), torch.tensor([0, 1])))
+    model = module()
+    lazy = lasg.LazyOptimizer(sgd(model))
+    x, y = data(0)[0]
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(LasgError, match="under autocast"):
+        lazy.step(functools.partial(loss_of, model, x, y))
+
+
+def test_a_state_dict_of_another_rank_rule_or_model_is_refused_before_anything_changes() -> None:
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model), "wk2")
+    trained(opt, model, 0, 5)
+    before, state = flat(model), opt.state_dict()
+    for name, value in (("rank", 1), ("ranks", 2), ("rule", "pse"), ("p", 7)):
+        with pytest.raises(LasgError, match=f"{name} {value}"):
+            opt.load_state_dict({**state, "of": {**state["of"], name: value}})
+    with pytest.raises(LasgError, match="something else"):
+        opt.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+    assert torch.equal(flat(model), before)
+    with pytest.raises(LasgError, match="LBFGS cannot be lazy"):
+        lasg.LazyOptimizer(torch.optim.LBFGS(model.parameters()))
+
+
+def test_after_faults_the_next_step_has_as_much_patience_again() -> None:
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model), "always", patience=1)
+    x, y = data(0)[0]
+    opt.step(lambda: cross_entropy(model(x), y) * float("nan"))
+    with pytest.raises(lasg.Faulty):
+        opt.step(functools.partial(loss_of, model, x, y))
+    assert opt.step(functools.partial(loss_of, model, x, y)) is not None
+
+
+class Bytes:
+    """A codec whose messages have lengths of their own, and no name."""
+
+    def encode(self, rows: Any, noise: Any) -> list[bytes]:
+        return [row.numpy().tobytes() + bytes(int(row[0] > 0)) for row in rows]
+
+    def decode(self, messages: Any, like: Any) -> Any:
+        rows = [np.frombuffer(message[: 4 * len(like)], np.float32).copy() for message in messages]
+        return torch.from_numpy(np.stack(rows))
+
+
+def own_codec() -> list[Tensor]:
+    found = []
+    for exchange in ("auto", "scatter", "hub"):
+        model = module()
+        found.append(trained(lasg.LazyOptimizer(sgd(model), "wk2", Bytes(), exchange=exchange), model, dist.get_rank()))
+    return found
+
+
+def test_a_codec_of_ones_own_with_messages_of_any_length_travels_on_every_route() -> None:
+    ranks = on_ranks(2, own_codec)
+    for one, other in zip(*ranks, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_scheduler_takes_the_lazy_optimizer_as_any_other() -> None:

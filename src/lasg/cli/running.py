@@ -76,15 +76,13 @@ def _run_on_ranks(
     tensorboard: Path | None,
 ) -> list[Run]:
     """Run the specs one after another, on all ranks; the first returns the runs, the others end."""
-    import torch.distributed as dist
-
-    from lasg.engines.links import join
+    from lasg.engines.links import PATIENT, join, leave
     from lasg.experiments import ranks
 
     links = join(how.timeout)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # once a host
         _fetch(listed, data_dir)
-    links.gather(b"", "the data")
+    links.gather(b"", "the data", PATIENT)
     with ExitStack() as stack:
         report = None
         if links.rank == 0:
@@ -103,8 +101,7 @@ def _run_on_ranks(
             )
             for spec in listed
         ]
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
     if links.rank:
         raise typer.Exit
     return [run for run in found if run is not None]

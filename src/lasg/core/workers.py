@@ -30,6 +30,7 @@ from lasg.core.codecs import Codec, transmit
 from lasg.core.contributions import AT_ONCE, Contributions, pieces
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
+from lasg.errors import LasgError
 
 if TYPE_CHECKING:
     from lasg.core.server import Opened
@@ -202,6 +203,8 @@ class Workers:
             for some in pieces(uploads, p):
                 rows = grad[_view(places[some])]
                 messages += self.codec.encode(rows, functools.partial(self._noise, k, who[some], p))
+            if not all(messages):
+                raise LasgError("the codec made an empty message, which cannot be told from silence")
             return None, 8 * sum(map(len, messages)), tuple(messages)
         if uploads * p <= AT_ONCE:
             senders: Any = slice(None) if uploads == len(self.ids) else who

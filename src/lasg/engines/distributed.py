@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import lasg
 from lasg.core.arrays import Array, IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import Optimizer
@@ -17,7 +20,7 @@ from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
 from lasg.engines.exchange import Exchange, form
-from lasg.engines.links import Links
+from lasg.engines.links import PATIENT, Links
 from lasg.engines.rounds import Problem, Round, Rounds
 from lasg.errors import LasgError
 from lasg.packing import packed, unpacked
@@ -53,7 +56,7 @@ class Distributed(Rounds):
         links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
-        packs = form(theta.shape[-1], int(theta.itemsize), laziness.workers, codec, exchange) != "summed"
+        packs = form(theta.shape[-1], int(theta.itemsize), owners, codec, exchange) != "summed"
         super().__init__(
             problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, packs=packs, **options
         )
@@ -65,8 +68,8 @@ class Distributed(Rounds):
     def respond(self, opened: Opened) -> Reply:
         """Return what all workers answer, wherever they are."""
         checks = self.check_every and opened.k and opened.k % self.check_every == 0
-        checksum = _checksum(opened.theta) if checks else None
-        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish, checksum)
+        number = checksum(opened.theta) if checks else None
+        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish, number)
         asked = len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
         points = int(self.server.rule.points(opened.k, self.server.laziness.D))
         return reply._replace(gradients=asked * points * self.workers.H)
@@ -109,7 +112,7 @@ class Distributed(Rounds):
         if self.links.rank == 0:
             loss, accuracy = super().measure()
             found[:] = loss, np.nan if accuracy is None else accuracy
-        loss, accuracy = host(self.links.copy_from(0, torch.from_numpy(found), "measurements")).tolist()
+        loss, accuracy = host(self.links.copy_from(0, torch.from_numpy(found), "measurements", PATIENT)).tolist()
         return loss, None if math.isnan(accuracy) else accuracy
 
     def export(self) -> Any:
@@ -125,7 +128,7 @@ class Distributed(Rounds):
                 continue
             for rank in self.links.others:
                 theirs = np.flatnonzero(self.exchange.owners == rank)
-                received = torch.empty_like(rows[theirs], device=self.links.device)
+                received = torch.empty_like(rows[theirs], device="cpu")
                 self.links.exchange({}, {rank: received}, "buffers")
                 rows[theirs] = received.to(rows.device)
 
@@ -150,9 +153,18 @@ class Distributed(Rounds):
         self.links.sent[:] = host(state["sent"])
 
 
-def _checksum(theta: Array) -> int:
+def checksum(theta: Array) -> int:
     """Return a checksum of a model's bits."""
     return zlib.crc32(np.ascontiguousarray(host(theta)).data)
+
+
+def code() -> str:
+    """Return the version of lasg, with a short checksum of the code that all ranks must share."""
+    folder = Path(lasg.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("core/*.py"), *folder.glob("engines/*.py")]):
+        digest.update(path.read_bytes())
+    return f"{lasg.__version__} ({digest.hexdigest()[:8]})"
 
 
 def hosts(workers: int, ranks: int) -> IntArray:

@@ -20,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.distributed import Work
 
 from lasg.core.arrays import Array, FloatArray, IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.contributions import Contributions
 from lasg.core.rules import Rule
 from lasg.core.workers import Reply
-from lasg.engines.links import Links
+from lasg.engines.links import Begun, Links
 from lasg.errors import LasgError
 
 Form = Literal["summed", "packed", "relayed"]
@@ -46,19 +45,21 @@ HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
 
 
-def form(p: int, itemsize: int, workers: int, codec: Codec, setting: str) -> Form:
+def form(p: int, itemsize: int, owners: IntArray, codec: Codec, setting: str) -> Form:
     """Return the form of a run's uploads.
 
     Packed messages go to everybody, one an uploader: in the worst round M of them, which must not be more than
     DistributedDataParallel sends. It is one form for all rounds: who missed a message cannot use the next. Dense
-    messages are never shorter than their sum.
+    messages are never shorter than their sum. `owners` are the ranks of the workers.
     """
-    length = getattr(codec, "length", None)
+    length, dense = getattr(codec, "length", None), p * itemsize
     if isinstance(codec, Dense):
         return "summed"
-    if length is None or workers * length(p) <= 2 * p * itemsize:
+    if length is None or len(owners) * length(p) <= 2 * dense:
         return "packed"
-    return "relayed" if setting == "hub" else "summed"
+    # A rank with many workers sends one sum with fewer bytes than their messages.
+    shorter = int(np.bincount(owners).max()) * length(p) <= dense
+    return "relayed" if setting == "hub" and shorter else "summed"
 
 
 def cost(route: Route, how: Form, dense: int, sizes: IntArray) -> tuple[int, int]:
@@ -123,17 +124,17 @@ class Exchange:
         self.links, self.owners, self.codec, self.rule = links, owners, codec, rule
         self.setting, self.relay = setting, relay
         self.p, self.itemsize = theta.shape[-1], int(theta.itemsize)
-        self.form = form(self.p, self.itemsize, len(owners), codec, setting)
+        self.form = form(self.p, self.itemsize, owners, codec, setting)
         keeps = self.form == "packed" or (self.form == "relayed" and links.rank == relay)
         self.contributions = Contributions(len(owners), theta) if keeps else None
         self.mine = owners == links.rank
         self._like = theta
         self._dtype = torch.float64 if self.itemsize == 8 else torch.float32
         # What rounding has taken from this rank's uploads, and from the sums of the piece that it owns.
-        self.owed = torch.zeros(self.p, dtype=torch.float64, device=links.device) if self._rounds else None
+        self.owed = torch.zeros(self.p, dtype=torch.float64) if self._rounds else None
         self.owed_sum = torch.zeros_like(self.owed) if self.owed is not None else None
         self.heads = np.zeros((links.ranks, 1), np.uint64)
-        fields = [("size", "<i4")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
+        fields = [("size", "<i8")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
         self._flag = np.dtype(fields)
         self._be_ready()
 
@@ -163,6 +164,8 @@ class Exchange:
             links.open(FLAGS, {rank: 16 + counts[rank] * self._flag.itemsize for rank in ranks})
         if over_relay:
             links.open(ALL_FLAGS, {self.relay: 16 * links.ranks + len(self.owners) * self._flag.itemsize})
+        if self.form == "packed" and length is None:
+            return  # a codec whose messages may have any length
         if "direct" in ROUTES[self.setting]:
             links.open(DIRECT, dict(enumerate(uploads)))
         if links.rank in serves:
@@ -226,7 +229,12 @@ class Exchange:
         else:
             self._tell(table)
         told = "left" in (self._flag.names or ())
-        left = table["left"].copy() if told and not np.isnan(table["left"]).all() else None
+        left = None
+        if told and not np.isnan(table["left"]).all():
+            left = table["left"].copy()
+        elif reply.left is not None:  # of the others it is not known
+            left = np.full(len(self.owners), np.nan)
+            left[self.mine] = reply.left
         estimates = table["estimate"].copy() if self.rule.estimate else None
         return Flags(table["size"].astype(np.int64), estimates, left)
 
@@ -304,7 +312,7 @@ class Exchange:
         short = self.form == "packed" and 0 < self._longest * (self.links.ranks - 1) <= HOP
         return "direct" if short else None  # what `route` would say, whoever uploads
 
-    def _begin(self, own: Tensor | None, way: Route) -> list[tuple[int, Work]]:
+    def _begin(self, own: Tensor | None, way: Route) -> list[Begun]:
         """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
         if own is None:
             return []

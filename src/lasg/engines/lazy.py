@@ -7,12 +7,10 @@ for x, y in loader:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-import lasg
 from lasg.core import codecs
 from lasg.core.arrays import Array, FloatArray, IntArray
 from lasg.core.codecs import Codec
@@ -29,10 +26,10 @@ from lasg.core.ledger import Ledger
 from lasg.core.optimizers import is_plain
 from lasg.core.rules import RULES, Rule
 from lasg.core.server import Laziness
-from lasg.engines.distributed import CHECK_EVERY, Distributed
+from lasg.engines.distributed import CHECK_EVERY, Distributed, checksum, code
 from lasg.engines.links import TIMEOUT, Links
 from lasg.engines.rounds import PATIENCE, Round
-from lasg.errors import LasgError
+from lasg.errors import Faulty, LasgError
 from lasg.problems.flat import FlatView
 
 ComputeLoss = Callable[[], Tensor]
@@ -80,13 +77,14 @@ class LazyOptimizer(torch.optim.Optimizer):
             raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
         shares = _weights(weight, links)
         settings = {
-            "version of lasg": f"{lasg.__version__} ({_code()})",
+            "version of lasg": code(),
             "rule": chosen.name,
-            "codec": repr(coder),
-            "constants (c, D, window, seed)": [c, D, window, seed],
+            "codec": _described(coder),
+            "constants (c, D, window, seed, patience)": [c, D, window, seed, patience],
             "exchange": [exchange, relay, check_every],
-            "optimizer": type(optimizer).__name__,
+            "optimizer": [type(optimizer).__name__, [_options(group) for group in optimizer.param_groups]],
             "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
+            "parameters' dtype": str(theta.dtype),
         }
         links.agree(settings)
         theta = links.copy_from(0, theta, "parameters")
@@ -107,6 +105,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             seed=seed,
         )
         _count_threads(links)
+        self._torn = False
         self.last: Round | None = None
         """The last round: who uploaded, the two sides of the rule."""
 
@@ -128,9 +127,17 @@ class LazyOptimizer(torch.optim.Optimizer):
         """
         if not callable(compute_loss):
             raise LasgError("step takes a function that returns the loss: opt.step(lambda: loss_function(model(x), y))")
+        if torch.is_autocast_enabled(self.flat.parameters[0].device.type):
+            raise LasgError("step was called under autocast: put `with torch.autocast(...)` into the function it gets")
         self._model.compute, self._model.value = compute_loss, None
         try:
             self.last = self._rounds.step()
+        except Faulty:
+            self._rounds.forgive()  # the next step has as much patience again
+            raise
+        except BaseException:
+            self._torn = self._torn or self._model.value is not None
+            raise
         finally:
             self._model.compute = None
             self.flat.point_at(self._rounds.theta)
@@ -163,16 +170,32 @@ class LazyOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own."""
+        if self._torn:
+            raise LasgError(
+                "a step broke off after this rank had computed: its state is that of no round, save no part"
+            )
         found: dict[str, Any] = _tensors(self._rounds.state())
-        return found
+        return {**found, "of": self._identity()}
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state dict must be of to be this rank's."""
+        links, exchange = self._rounds.links, self._rounds.exchange
+        rule = self._rounds.server.rule.name
+        return {"rank": links.rank, "ranks": links.ranks, "p": self.flat.p, "form": exchange.form, "rule": rule}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state dict; the model's parameters are set too."""
+        given, own = state_dict.get("of"), self._identity()
+        if given != own:
+            told, here = ("something else" if not isinstance(it, dict) else _listed(it) for it in (given, own))
+            raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
         try:
             self._rounds.restore(_arrays(state_dict))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise LasgError(f"this state dict is not of a lazy optimizer like this one: {error!r}") from None
+        self._torn = False
         self.flat.point_at(self._rounds.theta)
+        self._rounds.links.agree({"round": self._rounds.server.k, "model": checksum(self._rounds.theta)})
 
     def __repr__(self) -> str:
         """Say what is lazy here."""
@@ -223,8 +246,15 @@ class _Model:
         parameters = self.flat.parameters
         for parameter in parameters:
             parameter.grad = None
+        versions = [parameter._version for parameter in parameters]
+        torch.clear_autocast_cache()  # it would keep the weights of another point
         with torch.enable_grad():
             value = self.compute()
+        if versions != [parameter._version for parameter in parameters]:
+            raise LasgError(
+                "the function that step got wrote into the parameters (as Embedding with max_norm does): they are "
+                "views of the server's model, which only the server may move"
+            )
         if any(parameter.grad is not None for parameter in parameters):
             raise LasgError("the function that step got called backward itself: delete the line loss.backward()")
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -302,8 +332,10 @@ class _Buffers:
 
     def called(self, module: nn.Module, _: Any) -> None:
         """Remember the buffers of a module that is about to be called for the first time."""
-        if module._buffers and module not in self.before:
-            self.before[module] = _own_buffers(module)
+        inside = module.modules() if isinstance(module, torch.jit.ScriptModule) else (module,)
+        for part in inside:  # a script calls its parts without hooks
+            if part._buffers and part not in self.before:
+                self.before[part] = _own_buffers(part)
 
     def keep(self) -> None:
         """Remember what the call made of them."""
@@ -315,7 +347,7 @@ class _Buffers:
 
     def settle(self, *, finite: bool) -> None:
         """Leave what the first call made of them, or, if its gradient was not finite, what was there before."""
-        _set_buffers(self.after if finite else self.before)
+        _set_buffers({**self.before, **self.after} if finite else self.before)
 
 
 @contextmanager
@@ -337,16 +369,18 @@ def _set_buffers(states: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
     with torch.no_grad():
         for module, values in states.items():
             for name, value in values.items():
-                held = module._buffers[name]
-                assert held is not None
-                held.copy_(value)
+                held = module._buffers.get(name)
+                if held is not None and (held.shape, held.dtype) == (value.shape, value.dtype):
+                    held.copy_(value)
+                else:
+                    module._buffers[name] = value.clone()
 
 
 def _randomness(device: torch.device) -> list[tuple[torch.device, Tensor]]:
     """Return the state of torch's generators: of the CPU, and of the parameters' device."""
     found = [(torch.device("cpu"), torch.get_rng_state())]
     if device.type != "cpu":
-        found.append((device, torch.get_device_module(device).get_rng_state()))
+        found.append((device, torch.get_device_module(device).get_rng_state(device)))
     return found
 
 
@@ -355,13 +389,16 @@ def _set_randomness(states: list[tuple[torch.device, Tensor]]) -> None:
         if device.type == "cpu":
             torch.set_rng_state(state)
         else:
-            torch.get_device_module(device).set_rng_state(state)
+            torch.get_device_module(device).set_rng_state(state, device)
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of all groups; torch's optimizers know no names."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise LasgError(f"LazyOptimizer wraps an optimizer of torch.optim, got {_kind(optimizer)}")
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        name = type(optimizer).__name__
+        raise LasgError(f"{name} cannot be lazy: it wants to evaluate the loss itself, or sparse gradients")
     groups = optimizer.param_groups
     return [(f"{g}.{i}", value) for g, group in enumerate(groups) for i, value in enumerate(group["params"])]
 
@@ -390,13 +427,20 @@ def _count_threads(links: Links) -> None:
         )
 
 
-def _code() -> str:
-    """Return a short checksum of the code that all ranks must share."""
-    folder = Path(lasg.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("core/*.py"), *folder.glob("engines/*.py")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
+def _described(coder: Codec) -> Any:
+    """Return what a codec is, in words that are the same on every rank."""
+    if type(coder).__repr__ is not object.__repr__:
+        return repr(coder)
+    return [type(coder).__qualname__, sorted(f"{name} = {value}" for name, value in vars(coder).items())]
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _options(group: dict[str, Any]) -> dict[str, str]:
+    """Return the settings of a parameter group."""
+    return {name: str(value) for name, value in group.items() if name != "params"}
 
 
 def _kind(value: Any) -> str:

@@ -6,16 +6,18 @@ import copy
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lasg.core.arrays import IntArray
@@ -26,6 +28,10 @@ TIMEOUT = 300.0
 CHANNELS = 8
 """Channels that links may have: a message on one does not wait for those on others."""
 _numbers = itertools.count(1)
+SLOWEST = 12_500.0
+"""Bytes a second, 100 kbit/s: a message that comes slower is lost."""
+PATIENT = 7 * 24 * 3600.0
+"""Seconds that may pass while a rank does what takes long: fetches data, measures the loss over all samples."""
 READY_BYTES = 1 << 20
 """For messages up to so long there is room before they come."""
 
@@ -41,11 +47,53 @@ def join(timeout: float = TIMEOUT) -> Links:
     if not 0 < timeout < float("inf"):
         raise LasgError(f"timeout must be a number of seconds, got {timeout!r}")
     store, rank, ranks = next(iter(rendezvous("env://")))
-    attempt = PrefixStore(f"lasg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = PrefixStore(_attempt(store, rank, ranks, timeout), store)
     limit = timedelta(seconds=timeout)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=limit)
     return Links(timeout=timeout)
+
+
+def leave() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _attempt(store: Store, rank: int, ranks: int, timeout: float) -> str:
+    """Return a name that all ranks of this attempt share, and no other attempt has.
+
+    Counts of restarts would not do: each host has its own. Rank 0 makes a name up; the others say that they have read
+    it, and go on when rank 0 has seen them: whoever read the name of an earlier attempt reads again.
+    """
+    deadline = time.monotonic() + timeout
+    own = uuid.uuid4().hex
+    if rank == 0:
+        store.set("lasg/attempt", own)
+        for other in range(1, ranks):
+            _until(lambda other=other: store.check([f"lasg/{own}/{other}"]), deadline, f"rank {other}")  # type: ignore[misc]
+            store.set(f"lasg/{own}/seen/{store.get(f'lasg/{own}/{other}').decode()}", "yes")
+        return f"lasg/{own}"
+    found = ""
+
+    def seen() -> bool:
+        nonlocal found
+        if not store.check(["lasg/attempt"]):
+            return False
+        found = store.get("lasg/attempt").decode()
+        store.set(f"lasg/{found}/{rank}", own)
+        return store.check([f"lasg/{found}/seen/{own}"])
+
+    _until(seen, deadline, "rank 0")
+    return f"lasg/{found}"
+
+
+def _until(done: Callable[[], bool], deadline: float, who: str) -> None:
+    """Wait until something is done."""
+    while not done():
+        if time.monotonic() > deadline:
+            raise LasgError(f"{who} did not come: is it running, and does it reach the rendezvous?")
+        time.sleep(0.05)
 
 
 class Links:
@@ -55,10 +103,11 @@ class Links:
         there = dist.is_available() and dist.is_initialized()
         self.group = group
         self.rank, self.ranks = (dist.get_rank(group), dist.get_world_size(group)) if there else (0, 1)
-        self.device = torch.device("cpu")
         if there and dist.get_backend(group) == "nccl":
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self.timeout = timedelta(seconds=timeout)
+            # Messages between chosen ranks, some of them at any time, are what gloo can do and nccl cannot.
+            members = dist.get_process_group_ranks(group) if group is not None else None
+            self.group = dist.new_group(members, backend="gloo", timeout=timedelta(seconds=timeout))
+        self.timeout = timeout
         self.sent: IntArray = np.zeros(self.ranks, np.int64)
         """Bytes that this rank sent, by who got them."""
         self.base = 0
@@ -67,7 +116,7 @@ class Links:
     def apart(self) -> Links:
         """Return the same links with channels of their own; all ranks must do so in the same order."""
         other = copy.copy(self)
-        other._boxes, other.base = {}, CHANNELS * next(_numbers)
+        other._boxes, other.base, other.sent = {}, CHANNELS * next(_numbers), np.zeros_like(self.sent)
         return other
 
     @property
@@ -81,53 +130,65 @@ class Links:
         A message for which the receiver is ready leaves at once; otherwise gloo asks first, which takes as long again
         as the message needs to arrive. Long messages gain little, and are not waited for.
         """
-        if self.device.type != "cpu":
-            return  # nccl would keep the device waiting
         for rank, room in rooms.items():
             if rank != self.rank and 0 < room <= READY_BYTES and (rank, channel) not in self._boxes:
                 self._boxes[rank, channel] = _Box(self, rank, channel, room)
 
     def exchange(
-        self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], what: str, channel: int = 0
+        self,
+        sends: Mapping[int, Tensor],
+        receives: Mapping[int, Tensor],
+        what: str,
+        channel: int = 0,
+        extra: float = 0.0,
     ) -> None:
         """Send a tensor to each of some ranks, receive one from each of some, all at once; wait for all of it.
 
-        A received tensor is written into the one that is given. What is empty does not travel.
+        A received tensor is written into the one that is given. What is empty does not travel. `extra` are seconds that
+        the others may take besides.
         """
-        started = self.start(sends, what, channel)
-        self.receive(receives, what, channel)
+        started = self.start(sends, what, channel, extra)
+        self.receive(receives, what, channel, extra)
         self.settle(started, what)
 
-    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0) -> list[tuple[int, dist.Work]]:
+    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> list[Begun]:
         """Begin to send; `settle` waits for the end of it."""
         full = {rank: tensor for rank, tensor in sends.items() if tensor.numel()}
         for rank, tensor in full.items():
             self.sent[rank] += tensor.numel() * tensor.element_size()
-        return self._post(dist.isend, full, what, channel)
+        return self._post(dist.isend, full, what, channel, extra)
 
-    def receive(self, receives: Mapping[int, Tensor], what: str, channel: int = 0) -> None:
+    def receive(self, receives: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Receive a tensor from each of some ranks into the one that is given."""
         full = {rank: tensor for rank, tensor in receives.items() if tensor.numel()}
         ready = {rank: self._boxes[rank, channel] for rank in full if (rank, channel) in self._boxes}
-        posted = self._post(dist.irecv, {rank: full[rank] for rank in full if rank not in ready}, what, channel)
+        rest = {rank: tensor for rank, tensor in full.items() if rank not in ready}
+        posted = self._post(dist.irecv, rest, what, channel, extra)
         for rank, box in ready.items():
             with self._told(rank, what):
-                box.take(full[rank])
+                box.take(full[rank], self._limit(full.values(), extra))
         self.settle(posted, what)
 
-    def settle(self, works: list[tuple[int, dist.Work]], what: str) -> None:
+    def settle(self, begun: list[Begun], what: str) -> None:
         """Wait for what was begun."""
-        for rank, work in works:
-            with self._told(rank, what):
-                work.wait(self.timeout)
+        for one in begun:
+            with self._told(one.rank, what):
+                one.work.wait(one.limit)
 
-    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int) -> list[tuple[int, dist.Work]]:
+    def _limit(self, tensors: Iterable[Tensor], extra: float) -> timedelta:
+        """Return how long messages may take: the timeout is for silence, and long ones need their time."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return timedelta(seconds=self.timeout + extra + size / SLOWEST)
+
+    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int, extra: float) -> list[Begun]:
         """Begin to send to some ranks, or to receive from them."""
         peer = "group_dst" if op is dist.isend else "group_src"
-        found: list[tuple[int, dist.Work]] = []
+        limit = self._limit(tensors.values(), extra)
+        found = []
         for rank, tensor in tensors.items():
             with self._told(rank, what):
-                found.append((rank, op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})))
+                work = op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})
+                found.append(Begun(rank, work, limit))
         return found
 
     @contextmanager
@@ -139,12 +200,12 @@ class Links:
             message = f"rank {self.rank} lost rank {rank} while {what} were exchanged: {_why(error)}"
             raise LasgError(message) from None
 
-    def gather(self, data: bytes, what: str) -> list[bytes]:
+    def gather(self, data: bytes, what: str, extra: float = 0.0) -> list[bytes]:
         """Return what each rank said here, of whatever length, in their order."""
         own = self.wire(np.frombuffer(data, np.uint8).copy())
         lengths = {rank: self.empty(1, torch.int64) for rank in self.others}
         length = self.wire(np.array([len(data)], np.int64))
-        self.exchange(dict.fromkeys(self.others, length), lengths, what)
+        self.exchange(dict.fromkeys(self.others, length), lengths, what, extra=extra)
         received = {rank: self.empty(int(number)) for rank, number in lengths.items()}
         self.exchange(dict.fromkeys(self.others, own), received, what)
         received[self.rank] = own
@@ -156,13 +217,13 @@ class Links:
         said = np.frombuffer(data, np.uint8).copy() if self.rank == 0 else np.empty(length, np.uint8)
         return self.copy_from(0, torch.from_numpy(said), what).numpy().tobytes()
 
-    def copy_from(self, source: int, tensor: Tensor, what: str) -> Tensor:
+    def copy_from(self, source: int, tensor: Tensor, what: str, extra: float = 0.0) -> Tensor:
         """Return one rank's tensor, on every rank."""
         if self.rank == source:
             self.exchange(dict.fromkeys(self.others, self.wire(tensor)), {}, what)
             return tensor
         received = self.empty(tensor.numel(), tensor.dtype)
-        self.exchange({}, {source: received}, what)
+        self.exchange({}, {source: received}, what, extra=extra)
         return received.reshape(tensor.shape).to(tensor.device)
 
     def agree(self, settings: Mapping[str, Any]) -> None:
@@ -179,11 +240,19 @@ class Links:
     def wire(self, values: Any) -> Tensor:
         """Return an array or a tensor as one that this group can carry."""
         tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-        return tensor.detach().to(self.device).contiguous()
+        return tensor.detach().cpu().contiguous()
 
     def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a tensor to receive into."""
-        return torch.empty(count, dtype=dtype, device=self.device)
+        return torch.empty(count, dtype=dtype)
+
+
+class Begun(NamedTuple):
+    """A message under way, to or from a rank."""
+
+    rank: int
+    work: dist.Work
+    limit: timedelta
 
 
 class _Box:
@@ -200,9 +269,9 @@ class _Box:
         assert found is not None
         self.work = found
 
-    def take(self, tensor: Tensor) -> None:
+    def take(self, tensor: Tensor, limit: timedelta) -> None:
         """Wait for the message, copy it into a tensor, and be ready for the next one."""
-        self.work.wait(self.links.timeout)
+        self.work.wait(limit)
         count = tensor.numel() * tensor.element_size()
         tensor.copy_(self.room[:count].view(tensor.dtype))
         self._post()

@@ -233,7 +233,7 @@ def distributed(spec: Spec, of: Problem, links: Links, exchange: str = "auto", r
         links=links,
         exchange=exchange,
         relay=relay,
-        tell_left=bool(spec.watched),
+        tell_left=bool(spec.watched) and algorithm(spec.algorithm).rule.flag_bits > 0,
         **_parts(spec, of),
     )
 

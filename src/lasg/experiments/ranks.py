@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ import numpy as np
 
 from lasg.errors import Elsewhere, LasgError
 from lasg.experiments import build, runner, store
-from lasg.experiments.files import locked, write_atomically
+from lasg.experiments.files import locked, sweep, write_atomically
 from lasg.experiments.runner import STOP, Job
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, of_stored
@@ -40,26 +41,31 @@ class Parts:
     def __init__(self, folder: Path, links: Links) -> None:
         self.folder, self.links = folder, links
 
-    def _path(self, rounds: int, rank: int) -> Path:
-        return self.folder / f"checkpoint-{rounds}-rank-{rank}-of-{self.links.ranks}.safetensors"
+    def _path(self, rounds: int, digest: str) -> Path:
+        name = f"checkpoint-{rounds}-{digest[:8]}-rank-{self.links.rank}-of-{self.links.ranks}.safetensors"
+        return self.folder / name
 
-    def _mine(self) -> list[Path]:
+    def mine(self) -> list[Path]:
+        """Return the parts of this rank that lie here, of whichever checkpoint."""
         return list(self.folder.glob(f"checkpoint-*-rank-{self.links.rank}-of-*.safetensors"))
 
     def write(self, rounds: int, own: dict[str, Any], shared: dict[str, Any]) -> None:
         """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
         data = packed({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
-        path = self._path(rounds, self.links.rank)
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._path(rounds, digest)
         write_atomically(path, data)
-        sums = self.links.gather(hashlib.sha256(data).hexdigest().encode(), "checksums")
+        sums = self.links.gather(digest.encode(), "checksums")
         before = self._manifest()
         if self.links.rank == 0:
             manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
             write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         # The manifest may not be there yet, for another rank: what it named before must last until it is.
-        told = self.links.say(json.dumps(None if before is None else before["round"]).encode(), "checkpoint")
-        kept = {path, self._path(json.loads(told) or 0, self.links.rank)}
-        for old in self._mine():
+        told = json.loads(self.links.say(json.dumps(before).encode(), "checkpoint"))
+        kept = {path}
+        if told is not None:
+            kept.add(self._path(told["round"], told["sha256"][self.links.rank]))
+        for old in self.mine():
             if old not in kept:
                 old.unlink(missing_ok=True)
 
@@ -87,9 +93,10 @@ class Parts:
                 f"{self.folder} was begun on {manifest['ranks']} ranks, and here are {self.links.ranks}: "
                 "start as many, or run it anew with --fresh"
             )
-        path = self._path(manifest["round"], self.links.rank)
+        digest = manifest["sha256"][self.links.rank]
+        path = self._path(manifest["round"], digest)
         data = path.read_bytes() if path.is_file() else b""
-        sound = hashlib.sha256(data).hexdigest() == manifest["sha256"][self.links.rank]
+        sound = hashlib.sha256(data).hexdigest() == digest
         for rank, said in enumerate(self.links.gather(b"yes" if sound else b"no", "checksums")):
             if said != b"yes":
                 raise LasgError(
@@ -105,8 +112,9 @@ class Parts:
         """Remove the checkpoint of a run that ended."""
         if self.links.rank == 0:
             (self.folder / MANIFEST).unlink(missing_ok=True)
-        for path in self._mine():
+        for path in self.mine():
             path.unlink(missing_ok=True)
+        sweep(self.folder)
 
 
 def first(links: Links, make: Callable[[], bytes]) -> bytes:
@@ -123,6 +131,11 @@ def first(links: Links, make: Callable[[], bytes]) -> bytes:
     if said[:1] == b"-":
         raise Elsewhere(f"rank 0 could not go on: {said[1:].decode()}")
     return said[1:]
+
+
+def _job() -> str:
+    """Name the torchrun that started this process: the same after it has started it again."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
 
 
 def place(spec: Spec, out: Path, ranks: int) -> Path:
@@ -142,37 +155,32 @@ def run_or_read(
     report: Report | None = None,
 ) -> Run | None:
     """Return, on rank 0, the stored run of a spec, going on with it or running it first where that is missing."""
+    from lasg.engines.distributed import code
+
     folder = place(spec, out, links.ranks)
-
-    def there() -> bytes:
-        stored = None if fresh else runner.usable(spec, folder, data_dir)
-        if stored is not None and stored.status == "running":
-            state = store.read_checkpoint(folder)
-            if state is None or "ended" not in state:
-                return b"running"
-            stored = runner.settle(folder, spec, stored.meta, state)
-        if stored is not None and report is not None:
-            report(of_stored(stored))
-        return b"none" if stored is None else b"stored"
-
-    found = first(links, there)
+    parts = Parts(folder, links)
+    found = first(links, lambda: _there(spec, folder, fresh, data_dir, report))
     if found == b"stored":
+        parts.remove()
         return store.read(folder) if links.rank == 0 else None
+    if found == b"none" and not fresh:
+        _check_no_parts(parts)
     with runner.steadily(spec), ExitStack() as held:
         engine = build.distributed(spec, build.problem(spec, data_dir), links, exchange, relay)
-        links.agree({"spec": spec.digest, "data": build.identity(spec, data_dir), "exchange": [exchange, relay]})
+        identity = build.identity(spec, data_dir)
+        links.agree({"version of lasg": code(), "spec": spec.digest, "data": identity, "exchange": [exchange, relay]})
         job = Job(spec, engine, Trace(spec.workers, spec.watched), leads=links.rank == 0)
-        parts = Parts(folder, links)
 
         def begin() -> bytes:
             held.enter_context(locked(folder))
             if found == b"running":
-                return json.dumps(store.read(folder).meta).encode()
-            parts.remove()
-            told = {"engine": "distributed", "ranks": links.ranks, "exchange": exchange}
-            return json.dumps(store.begin(folder, spec, build.identity(spec, data_dir), told)).encode()
+                return json.dumps(_meta_of_same(folder, exchange, relay)).encode()
+            told = {"engine": "distributed", "ranks": links.ranks, "exchange": exchange, "relay": relay, "job": _job()}
+            return json.dumps(store.begin(folder, spec, identity, told)).encode()
 
         meta = json.loads(first(links, begin))
+        if found == b"none":
+            parts.remove()
         state = parts.read() if found == b"running" else None
         if state is not None:
             own, shared = state
@@ -181,18 +189,53 @@ def run_or_read(
         return _finish(job, engine, parts, meta, report)
 
 
+def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report: Report | None) -> bytes:
+    """Tell what of a run is there: none, running (to go on with), or stored."""
+    stored = runner.usable(spec, folder, data_dir)
+    if stored is not None and fresh and stored.meta.get("job") != _job():  # what this job has begun goes on
+        stored = None
+    if stored is not None and stored.status == "running":
+        state = store.read_checkpoint(folder)
+        if state is None or "ended" not in state:
+            return b"running"
+        stored = runner.settle(folder, spec, stored.meta, state)
+    if stored is not None and report is not None:
+        report(of_stored(stored))
+    return b"none" if stored is None else b"stored"
+
+
+def _check_no_parts(parts: Parts) -> None:
+    """Refuse to start anew where another rank has a checkpoint to go on from."""
+    for rank, said in enumerate(parts.links.gather(b"yes" if parts.mine() else b"no", "checkpoints")):
+        if said == b"yes":
+            raise LasgError(
+                f"rank {rank} has a checkpoint in {parts.folder}, and rank 0 has no run there: start rank 0 on the "
+                "host where it was, or run it anew with --fresh"
+            )
+
+
+def _meta_of_same(folder: Path, exchange: str, relay: int) -> dict[str, Any]:
+    """Return the meta data of a run to go on with; refuse another way to exchange."""
+    meta = store.read(folder).meta
+    if [meta["exchange"], meta["relay"]] != [exchange, relay]:
+        begun = f"--exchange {meta['exchange']} --relay {meta['relay']}"
+        raise LasgError(f"{folder} was begun with {begun}: go on with these, or run it anew with --fresh")
+    return meta
+
+
 def _finish(job: Job, engine: Distributed, parts: Parts, meta: dict[str, Any], report: Report | None) -> Run | None:
     """Advance a job to its end; rank 0 stores it."""
     links = parts.links
 
     def checkpoint() -> None:
-        shared = {"rounds": engine.shared(), "record": job.record()} if links.rank == 0 else {}
+        record = job.record()  # on every rank: it also makes the trace short
+        shared = {"rounds": engine.shared(), "record": record} if links.rank == 0 else {}
         parts.write(engine.ledger.rounds, engine.own(), shared)
 
     with _stopping(engine):
         ended = job.advance(report, checkpoint)
     model = engine.export()
-    sent = [np.frombuffer(data, np.int64).tolist() for data in links.gather(links.sent.tobytes(), "bytes")]
+    sent = [np.frombuffer(data, np.int64).tolist() for data in links.gather(engine.links.sent.tobytes(), "bytes")]
     run = None
     if links.rank == 0:
         run = runner.conclude(job, ended, model, parts.folder, {**meta, "bytes_sent": sent}, report)
@@ -207,6 +250,8 @@ def _stopping(engine: Distributed) -> Iterator[None]:
 
     def stop(*_: Any) -> None:
         engine.wish = STOP
+        # A second one ends it at once, without a checkpoint.
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     before = {number: signal.signal(number, stop) for number in CONTROL_C}
     try:

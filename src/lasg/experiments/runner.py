@@ -113,7 +113,8 @@ class Job:
                     checkpoint()
                     if wished == STOP:
                         raise KeyboardInterrupt
-                    self.simulation.wish = 0
+                    if self.simulation.wish == CHECKPOINT:  # a Ctrl-C may have come meanwhile
+                        self.simulation.wish = 0
                     saved = time.monotonic()
                     longest = (saved - began) / CHECKPOINT_SHARE
                     pause = max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
@@ -250,6 +251,8 @@ def resume(
 ) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     stored = store.read(folder)
+    if stored.status == "running" and stored.meta["engine"] == "distributed":
+        raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
     if stored.status != "running":
         mended = _mended(stored)
         if report is not None:

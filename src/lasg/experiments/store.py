@@ -91,7 +91,7 @@ def read(folder: Path) -> Run:
         raise LasgError(
             f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
         )
-    kinds = {"status": str, "versions": dict, "data_sha256": str, "seconds": int | float}
+    kinds = {"status": str, "engine": str, "versions": dict, "data_sha256": str, "seconds": int | float}
     wrong = [name for name, kind in kinds.items() if not isinstance(meta.get(name), kind)]
     if wrong or meta["status"] not in {"running", "done", "diverged"}:
         raise LasgError(f"cannot read {path}: {(wrong or ['status'])[0]} is missing or not what it should be")
