@@ -18,7 +18,7 @@ PAPER: dict[str, dict[str, Any]] = {"sgd": {"algorithm": "sgd"}, "lasg-wk2": {"a
 """Who is compared, at the paper's settings."""
 SEARCH: dict[str, dict[str, Any]] = {
     **PAPER,
-    "lasg-wk2, c = 0.4": {"algorithm": "lasg-wk2", "c": 0.4, "iterations": 2600},
+    "lasg-wk2, c = 0.4": {"algorithm": "lasg-wk2", "c": 0.4},
     "lasg-wk2, c = 1": {"algorithm": "lasg-wk2", "c": 1.0},
     "8 bits a 512": {"algorithm": "wk2+qsgd8:512"},
     "4 bits a 512": {"algorithm": "wk2+qsgd4:512"},
