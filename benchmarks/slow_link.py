@@ -381,9 +381,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with hosts(options.rate * 1e6, options.delay / 1e3) if options.rate else _nowhere() as names:
         for row in launched(options, names):
-            first = rows[0] if rows else row
-            row["faster_than_ddp"] = round(first["seconds"] / row["seconds"], 2) if row["reached"] else None
             rows.append(row)
+            first = rows[0]  # None unless DistributedDataParallel came first, and both reached the loss
+            compares = first["method"] == "ddp" and first["reached"] and row["reached"]
+            row["faster_than_ddp"] = round(first["seconds"] / row["seconds"], 2) if compares else None
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     if options.csv and rows:
         with options.csv.open("w", newline="") as file:
