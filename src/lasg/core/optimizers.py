@@ -110,6 +110,13 @@ class ClosedFormSGD:
         self.theta = state["theta"]
 
 
+UNFIT = {
+    "LBFGS": "it wants to evaluate the loss itself",
+    "SparseAdam": "it takes sparse gradients only",
+}
+"""Optimizers of torch that no aggregate of gradients can step."""
+
+
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether an optimizer of torch is SGD with one step size and nothing else."""
     import torch

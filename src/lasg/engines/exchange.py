@@ -128,6 +128,8 @@ class Exchange:
         keeps = self.form == "packed" or (self.form == "relayed" and links.rank == relay)
         self.contributions = Contributions(len(owners), theta) if keeps else None
         self.mine = owners == links.rank
+        self._counts = np.bincount(owners, minlength=links.ranks).tolist()
+        self._tells_left = tell_left
         self._like = theta
         self._dtype = torch.float64 if self.itemsize == 8 else torch.float32
         # What rounding has taken from this rank's uploads, and from the sums of the piece that it owns.
@@ -145,8 +147,7 @@ class Exchange:
     def _be_ready(self) -> None:
         """Open the channels: the longest messages that each rank can send are known."""
         links, ranks = self.links, range(self.links.ranks)
-        counts = np.bincount(self.owners, minlength=links.ranks).tolist()
-        length = getattr(self.codec, "length", None)
+        counts, length = self._counts, getattr(self.codec, "length", None)
         if self.form == "summed":
             uploads = [self.p * self.itemsize] * links.ranks
         else:
@@ -221,16 +222,15 @@ class Exchange:
             own["size"][reply.broken] = -1
         if reply.estimates is not None:
             own["estimate"][reply.uploaded] = reply.estimates
-        if "left" in (self._flag.names or ()):
+        if self._tells_left:
             own["left"] = np.nan if reply.left is None else reply.left
         table[self.mine] = own
         if self.setting == "hub":
             self._tell_over_relay(table)
         else:
             self._tell(table)
-        told = "left" in (self._flag.names or ())
         left = None
-        if told and not np.isnan(table["left"]).all():
+        if self._tells_left and not np.isnan(table["left"]).all():
             left = table["left"].copy()
         elif reply.left is not None:  # of the others it is not known
             left = np.full(len(self.owners), np.nan)
@@ -277,9 +277,8 @@ class Exchange:
 
     def _heard(self) -> dict[int, Tensor]:
         """Return room for what the other ranks say."""
-        counts = np.bincount(self.owners, minlength=self.links.ranks).tolist()
         head = 8 * self.heads.shape[1]
-        return {rank: self.links.empty(head + counts[rank] * self._flag.itemsize) for rank in self.links.others}
+        return {rank: self.links.empty(head + self._counts[rank] * self._flag.itemsize) for rank in self.links.others}
 
     def _note(self, table: npt.NDArray[Any], heard: dict[int, Tensor]) -> None:
         """Take what the other ranks said."""

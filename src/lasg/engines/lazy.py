@@ -23,7 +23,7 @@ from lasg.core import codecs
 from lasg.core.arrays import Array, FloatArray, IntArray
 from lasg.core.codecs import Codec
 from lasg.core.ledger import Ledger
-from lasg.core.optimizers import is_plain
+from lasg.core.optimizers import UNFIT, is_plain
 from lasg.core.rules import RULES, Rule
 from lasg.core.server import Laziness
 from lasg.engines.distributed import CHECK_EVERY, Distributed, checksum, code
@@ -396,9 +396,9 @@ def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of all groups; torch's optimizers know no names."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise LasgError(f"LazyOptimizer wraps an optimizer of torch.optim, got {_kind(optimizer)}")
-    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-        name = type(optimizer).__name__
-        raise LasgError(f"{name} cannot be lazy: it wants to evaluate the loss itself, or sparse gradients")
+    name = type(optimizer).__name__
+    if name in UNFIT:
+        raise LasgError(f"{name} cannot be lazy: {UNFIT[name]}")
     groups = optimizer.param_groups
     return [(f"{g}.{i}", value) for g, group in enumerate(groups) for i, value in enumerate(group["params"])]
 

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lasg.core.arrays import IntArray
-from lasg.errors import LasgError
+from lasg.errors import LasgError, first_line
 
 TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
@@ -279,5 +279,5 @@ class _Box:
 
 def _why(error: RuntimeError) -> str:
     """Return the sentence of a gloo error, without where in its source it was."""
-    text = str(error).splitlines()[0]
+    text = first_line(error)
     return text.rpartition("] ")[2] or text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
+from lasg.core import optimizers
 from lasg.core.algorithms import algorithm
 from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 Problem: TypeAlias = Union[Regression, "ModuleProblem"]
 
 UNFIT = {
-    "LBFGS": "it wants to evaluate the loss itself",
-    "SparseAdam": "it takes sparse gradients only",
+    **optimizers.UNFIT,
     "Muon": "it takes matrices only, and the server's model is one flat vector",
     "ReduceLROnPlateau": "it wants the loss after every round",
 }
