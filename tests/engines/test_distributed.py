@@ -24,14 +24,25 @@ SIZES = (30, 8, 50, 12, 20, 9)
 M, ROUNDS = len(SIZES), 60
 SETTINGS = ("auto", "scatter", "hub")
 LONG = [("laqsg-wk2", "hub"), ("laqsg-pse", "auto")]
+FAILING = ("sgd", "local-sgd", "qsgd", "lasg-wk2", "lasg-pse")
 
 
-def regression(dtype: str, classes: int = 3) -> Regression:
+def regression(dtype: str, classes: int = 3, kind: type[Regression] = Regression) -> Regression:
     rng = np.random.default_rng(1)
     labels = np.sort(rng.integers(0, classes, sum(SIZES)))
     features = rng.normal(size=(sum(SIZES), 6)) + 2 * np.eye(6)[labels]
     shards = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return Regression(features, labels, shards, classes=classes, batch=0.3, seed=0, lam=1e-3, dtype=dtype)
+    return kind(features, labels, shards, classes=classes, batch=0.3, seed=0, lam=1e-3, dtype=dtype)
+
+
+class Failing(Regression):
+    """Worker 2 has no finite gradient in some rounds, and in round 7 nobody has one."""
+
+    def gradients(self, iteration: int, points: Any, rows: Any) -> list[Any]:
+        found = super().gradients(iteration, points, rows)
+        who = np.arange(M) if rows is None else rows
+        bad = (who == 2) & (iteration % 5 == 3) | (iteration == 7)
+        return [np.where(bad[:, None], np.nan, grad) for grad in found]
 
 
 def network(dtype: Any) -> Problem:
@@ -80,6 +91,9 @@ def every_algorithm() -> dict[tuple[str, str], Any]:
     # Messages so long that they go to the relay alone, or are summed before they leave.
     for name, way in LONG:
         found[name, f"{way}, long"] = advanced(engine(name, problem, True, QSGD(bits=16, bucket=1), exchange=way))
+    failing = regression("float64", kind=Failing)
+    for name in FAILING:
+        found[name, "failing"] = advanced(engine(name, failing, True))
     return found
 
 
@@ -102,6 +116,14 @@ def test_all_twelve_upload_in_the_same_rounds_as_simulated_and_reach_the_same_mo
             mine, model, counts = found[rank][name, f"{way}, long"]
             np.testing.assert_array_equal(mine, uploaded)
             np.testing.assert_allclose(model, theta, rtol=0, atol=1e-10)
+            assert counts == ledger
+    for name in FAILING:
+        uploaded, theta, ledger = advanced(engine(name, regression("float64", kind=Failing), False))
+        assert not uploaded[7].any() or name == "local-sgd"
+        for rank in range(ranks):
+            mine, model, counts = found[rank][name, "failing"]
+            np.testing.assert_array_equal(mine, uploaded, err_msg=f"{name}, failing")
+            np.testing.assert_allclose(model, theta, rtol=0, atol=1e-10, err_msg=f"{name}, failing")
             assert counts == ledger
 
 

@@ -41,6 +41,10 @@ class Contributions:
                 innovation[block] += change(row[block], mine[block])
                 mine[block] = row[block]
 
+    def total(self) -> Array:
+        """Return the sum of all contributions; of a single worker its own, not a copy."""
+        return self.rows[0] if len(self.rows) == 1 else float64(self.rows).sum(0)
+
     def take(self, codec: Codec, messages: Sequence[bytes], who: IntArray) -> Array:
         """Take encoded contributions, in the order of the workers; return the sum of what they change."""
         innovation = self.nothing()

@@ -141,15 +141,27 @@ class Server:
             return True
         return self.tau >= self.laziness.D
 
-    def close(self, uploaded: Mask, innovation: Array | None, estimates: FloatArray | None = None) -> Array:
-        """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}."""
+    def close(
+        self,
+        uploaded: Mask,
+        innovation: Array | None,
+        estimates: FloatArray | None = None,
+        total: Array | None = None,
+    ) -> Array:
+        """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}.
+
+        Or with the total of all M workers' last contributions, which is the aggregate itself.
+        """
         before = self.theta
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
             self.tau[~uploaded] = self.laziness.D + 1
-        if innovation is not None:
+        if total is not None:
+            self.aggregate = total
+        elif innovation is not None:
             self.aggregate += innovation
+        if total is not None or innovation is not None:
             self.tau[uploaded] = 1
             if self.iterates is not None:
                 self.iterates.keep(before, uploaded)

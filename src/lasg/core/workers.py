@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,13 @@ class Reply(NamedTuple):
     broken: Mask | None = None
     """Whose gradient was NaN or infinite: they are silent, whatever the rule says. None: nobody's."""
     messages: tuple[bytes, ...] = ()
-    """The encoded contributions, one an upload, of workers that pack them; they leave the innovation to others."""
+    """The encoded contributions, one an upload, of workers that give them; they leave the innovation to others."""
+    total: Array | None = None
+    """The sum of all last contributions, old ones too, of workers that give it in every round: no innovation then."""
+
+
+Gives = Literal["innovation", "messages", "total"]
+"""What workers answer with."""
 
 
 class Workers:
@@ -90,17 +96,18 @@ class Workers:
         seed: int,
         D: int,
         local_steps: int = 1,
-        packs: bool = False,
+        gives: Gives = "innovation",
     ) -> None:
         """Take the workers `ids` of all M.
 
-        With `packs` they answer with encoded messages, which whoever receives them turns into an innovation:
-        then `Contributions` are kept there, and not here.
+        Where they give messages, whoever receives them turns them into an innovation: then `Contributions` are kept
+        there, and not here. Totals are for rules under which everybody uploads in every round: an innovation would
+        subtract what the server then adds again.
         """
         self.oracle, self.rule, self.codec = oracle, rule, codec
-        self.ids, self.seed, self.D, self.H = ids, seed, D, local_steps
+        self.ids, self.seed, self.D, self.H, self.gives = ids, seed, D, local_steps, gives
         shape = (len(ids), theta.shape[-1])
-        self.contributions = None if packs else Contributions(len(ids), theta)
+        self.contributions = None if gives == "messages" else Contributions(len(ids), theta)
         self.memory = {name: zeros(shape, theta) for name in rule.remembers}
         self.iterates = Iterates(len(ids), theta) if rule.probe == "last" else None
         self.snapshot = theta
@@ -109,7 +116,7 @@ class Workers:
 
     @property
     def contributed(self) -> Array:
-        """What each last contributed, `(W, p)`, of workers that do not pack."""
+        """What each last contributed, `(W, p)`, of workers that do not give messages."""
         assert self.contributions is not None
         return self.contributions.rows
 
@@ -133,10 +140,15 @@ class Workers:
                 now = now._replace(grad=now.grad[sound], probe=_pick(now.probe, sound), moved=_pick(now.moved, sound))
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
-            return Reply(uploaded, None, 0, 0, evaluations, left, None, broken)
+            return Reply(uploaded, None, 0, 0, evaluations, left, None, broken, total=self._total())
         innovation, bits, messages = self._upload(opened.k, now.grad, uploaded, uploads)
         self._remember(now, uploaded)
-        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken, messages)
+        total = self._total()
+        return Reply(uploaded, innovation, uploads, bits, evaluations, left, estimates, broken, messages, total)
+
+    def _total(self) -> Array | None:
+        """Return the sum of all last contributions, where it is given."""
+        return self.contributions.total() if self.contributions and self.gives == "total" else None
 
     def _decide(self, opened: Opened, now: Record) -> tuple[FloatArray | None, Mask]:
         """Return the rule's left side, where the workers evaluate it, and who is to upload."""
@@ -206,16 +218,19 @@ class Workers:
             if not all(messages):
                 raise LasgError("the codec made an empty message, which cannot be told from silence")
             return None, 8 * sum(map(len, messages)), tuple(messages)
-        if uploads * p <= AT_ONCE:
+        if uploads * p <= AT_ONCE and self.gives == "innovation":
             senders: Any = slice(None) if uploads == len(self.ids) else who
             sent = grad if uploads == len(grad) else grad[senders]
             decoded, bits = transmit(self.codec, sent, functools.partial(self._noise, k, senders, p))
             return self.contributions.replace(decoded, senders), bits, ()
-        innovation, bits = self.contributions.nothing(), 0
+        innovation, bits = self.contributions.nothing() if self.gives == "innovation" else None, 0
         for some in pieces(uploads, p):
             mine = who[some]
             decoded, size = transmit(self.codec, grad[_view(places[some])], functools.partial(self._noise, k, mine, p))
-            self.contributions.add(innovation, decoded, mine)
+            if innovation is None:
+                self.contributions.rows[_view(mine)] = decoded
+            else:
+                self.contributions.add(innovation, decoded, mine)
             bits += size
         return innovation, bits, ()
 

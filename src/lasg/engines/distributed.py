@@ -19,7 +19,7 @@ from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
-from lasg.engines.exchange import Exchange, form
+from lasg.engines.exchange import GIVES, Exchange, form
 from lasg.engines.links import PATIENT, Links
 from lasg.engines.rounds import Problem, Round, Rounds
 from lasg.errors import LasgError
@@ -56,9 +56,9 @@ class Distributed(Rounds):
         links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
-        packs = form(theta.shape[-1], int(theta.itemsize), owners, codec, exchange) != "summed"
+        how = form(theta.shape[-1], int(theta.itemsize), owners, codec, rule, exchange)
         super().__init__(
-            problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, packs=packs, **options
+            problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, gives=GIVES[how], **options
         )
         self.links, self.check_every = links, check_every
         self.resynchronised: list[tuple[int, list[int]]] = []

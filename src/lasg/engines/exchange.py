@@ -4,6 +4,8 @@ A round has two parts: a few bytes a worker, the flags, and what was uploaded. T
 
 - summed: each uploading rank sends the sum of its workers' innovations in the run's dtype. What rounding takes away
   stays with the sender and goes along with its next upload, so nothing is lost over the rounds.
+- totals: the same where everybody uploads in every round, with the contributions themselves: their sum is the
+  aggregate. A rank whose gradient was not finite sends its last one again.
 - packed: the encoded messages themselves. Every rank keeps each worker's last decoded contribution, O(M p).
 - relayed: encoded messages to the hub, which alone keeps the contributions, and the dense sum from there.
 
@@ -25,11 +27,13 @@ from lasg.core.arrays import Array, FloatArray, IntArray, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.contributions import Contributions
 from lasg.core.rules import Rule
-from lasg.core.workers import Reply
+from lasg.core.workers import Gives, Reply
 from lasg.engines.links import Begun, Links
 from lasg.errors import LasgError
 
-Form = Literal["summed", "packed", "relayed"]
+Form = Literal["summed", "totals", "packed", "relayed"]
+GIVES: dict[Form, Gives] = {"summed": "innovation", "totals": "total", "packed": "messages", "relayed": "messages"}
+"""What the workers of a rank must answer with."""
 Route = Literal["direct", "scatter", "hub"]
 ROUTES: dict[str, tuple[Route, ...]] = {
     "auto": ("direct", "scatter"),
@@ -45,7 +49,7 @@ HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
 
 
-def form(p: int, itemsize: int, owners: IntArray, codec: Codec, setting: str) -> Form:
+def form(p: int, itemsize: int, owners: IntArray, codec: Codec, rule: Rule, setting: str) -> Form:
     """Return the form of a run's uploads.
 
     Packed messages go to everybody, one an uploader: in the worst round M of them, which must not be more than
@@ -53,13 +57,14 @@ def form(p: int, itemsize: int, owners: IntArray, codec: Codec, setting: str) ->
     messages are never shorter than their sum. `owners` are the ranks of the workers.
     """
     length, dense = getattr(codec, "length", None), p * itemsize
+    sums: Form = "totals" if rule.left is None else "summed"
     if isinstance(codec, Dense):
-        return "summed"
+        return sums
     if length is None or len(owners) * length(p) <= 2 * dense:
         return "packed"
     # A rank with many workers sends one sum with fewer bytes than their messages.
     shorter = int(np.bincount(owners).max()) * length(p) <= dense
-    return "relayed" if setting == "hub" and shorter else "summed"
+    return "relayed" if setting == "hub" and shorter else sums
 
 
 def cost(route: Route, how: Form, dense: int, sizes: IntArray) -> tuple[int, int]:
@@ -124,7 +129,7 @@ class Exchange:
         self.links, self.owners, self.codec, self.rule = links, owners, codec, rule
         self.setting, self.relay = setting, relay
         self.p, self.itemsize = theta.shape[-1], int(theta.itemsize)
-        self.form = form(self.p, self.itemsize, owners, codec, setting)
+        self.form = form(self.p, self.itemsize, owners, codec, rule, setting)
         keeps = self.form == "packed" or (self.form == "relayed" and links.rank == relay)
         self.contributions = Contributions(len(owners), theta) if keeps else None
         self.mine = owners == links.rank
@@ -142,20 +147,25 @@ class Exchange:
 
     @property
     def _rounds(self) -> bool:
-        return self.form != "packed" and self._dtype != torch.float64
+        return self.form in ("summed", "relayed") and self._dtype != torch.float64
+
+    @property
+    def _sums(self) -> bool:
+        """Whether ranks send vectors that are added up, and not messages."""
+        return self.form in ("summed", "totals")
 
     def _be_ready(self) -> None:
         """Open the channels: the longest messages that each rank can send are known."""
         links, ranks = self.links, range(self.links.ranks)
         counts, length = self._counts, getattr(self.codec, "length", None)
-        if self.form == "summed":
+        if self._sums:
             uploads = [self.p * self.itemsize] * links.ranks
         else:
             uploads = [0 if length is None else counts[rank] * length(self.p) for rank in ranks]
         self._longest = max(uploads)
         # A piece is rounded up, in entries or bytes.
         pieces = {rank: -(-size // links.ranks) + 8 for rank, size in enumerate(uploads)}
-        onwards = max(pieces.values()) if self.form == "summed" else sum(pieces.values())
+        onwards = max(pieces.values()) if self._sums else sum(pieces.values())
         over_relay = self.setting == "hub"
         if over_relay:
             pieces = dict(enumerate(uploads))
@@ -190,24 +200,25 @@ class Exchange:
         uploads = int(np.count_nonzero(uploaded))
         broken = flags.sizes < 0
         estimates = None if flags.estimates is None else flags.estimates[uploaded]
-        innovation = None
-        if uploads:
+        found = None
+        if uploads or self.form == "totals":
             lengths = self._lengths(np.maximum(flags.sizes, 0))
             if way is None:
                 way = route(self.setting, self.form, self.p * self.itemsize, lengths)
                 started = self._begin(own, way)
-            finish = {"summed": self._summed, "packed": self._packed, "relayed": self._relayed}[self.form]
-            innovation = finish(own, flags.sizes, lengths, way)
+            finish = self._summed if self._sums else {"packed": self._packed, "relayed": self._relayed}[self.form]
+            found = finish(own, flags.sizes, lengths, way)
         self.links.settle(started, "uploads")
         return Reply(
             uploaded,
-            innovation,
+            None if self.form == "totals" else found,
             uploads,
             8 * int(flags.sizes[uploaded].sum()),
             reply.gradients,
             flags.left,
             estimates,
             broken if broken.any() else None,
+            total=found if self.form == "totals" else None,
         )
 
     # -- flags ------------------------------------------------------------------------------------------------
@@ -294,12 +305,16 @@ class Exchange:
         """Return what this rank uploads, as it travels."""
         if reply.messages:
             return self.links.wire(np.frombuffer(b"".join(reply.messages), np.uint8).copy())
+        if reply.total is not None:
+            return self.links.wire(reply.total).to(self._dtype)
         if reply.innovation is None:
             return None
         return self._rounded(self.links.wire(reply.innovation), self.owed, slice(None))
 
     def _lengths(self, sizes: IntArray) -> IntArray:
         """Return the bytes that each rank uploads."""
+        if self.form == "totals":
+            return np.full(self.links.ranks, self.p * self.itemsize)
         lengths: IntArray = np.bincount(self.owners, sizes, self.links.ranks).astype(np.int64)
         return np.where(lengths > 0, self.p * self.itemsize, 0) if self.form == "summed" else lengths
 
@@ -308,6 +323,9 @@ class Exchange:
         allowed = ROUTES[self.setting]
         if len(allowed) == 1:
             return allowed[0]
+        if self.form == "totals":
+            dense = self.p * self.itemsize
+            return route(self.setting, self.form, dense, np.full(self.links.ranks, dense))
         short = self.form == "packed" and 0 < self._longest * (self.links.ranks - 1) <= HOP
         return "direct" if short else None  # what `route` would say, whoever uploads
 
@@ -364,15 +382,16 @@ class Exchange:
         sends = {} if mine is None else dict.fromkeys(links.others, result[mine])
         theirs = {rank: result[piece] for rank, piece in pieces.items() if rank != links.rank}
         links.exchange(sends, theirs, "sums", ONWARDS)
-        return result.double()
+        return result if self.form == "totals" else result.double()
 
     def _rounded(self, values: Tensor, owed: Tensor | None, where: slice) -> Tensor:
         """Return values in the run's dtype; what that takes away is owed, and was paid with the values before."""
         if owed is None:
             return values.to(self._dtype)
-        wanted = values + owed[where]
+        wanted = owed[where]  # in place: temporaries of double precision cost more than the sums
+        wanted += values
         found = wanted.to(self._dtype)
-        owed[where] = wanted - found
+        wanted -= found
         return found
 
     def _packed(self, own: Tensor | None, sizes: IntArray, lengths: IntArray, way: Route) -> Array:

@@ -18,7 +18,7 @@ from lasg.core.ledger import Ledger
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Opened, Server
-from lasg.core.workers import Oracle, Reply, Workers
+from lasg.core.workers import Gives, Oracle, Reply, Workers
 from lasg.errors import Faulty, LasgError
 
 PATIENCE = 10
@@ -107,9 +107,9 @@ class Rounds(ABC):
         clip: float | None = None,
         patience: int = PATIENCE,
         ids: IntArray | None = None,
-        packs: bool = False,
+        gives: Gives = "innovation",
     ) -> None:
-        """Take the workers `ids`, all by default, into this process; `packs` is that of `Workers`."""
+        """Take the workers `ids`, all by default, into this process; `gives` is that of `Workers`."""
         if laziness.workers != problem.workers:
             raise LasgError(
                 f"the problem has {problem.workers} workers, laziness says {laziness.workers}: make them equal"
@@ -132,7 +132,7 @@ class Rounds(ABC):
             seed=seed,
             D=laziness.D,
             local_steps=local_steps,
-            packs=packs,
+            gives=gives,
         )
         self.wish = 0
         """What this process would have after the next round: nothing, or more urgently the higher it is."""
@@ -182,7 +182,7 @@ class Rounds(ABC):
         opened = server.open()
         tau = server.tau
         reply = self.respond(opened)
-        server.close(reply.uploaded, reply.innovation, reply.estimates)
+        server.close(reply.uploaded, reply.innovation, reply.estimates, reply.total)
         downloads = len(tau) if opened.asked is None else int(np.count_nonzero(opened.asked))
         ledger = self.ledger
         ledger.rounds += 1
