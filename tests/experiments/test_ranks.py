@@ -5,69 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from lasg.experiments import ranks, store
-
-MAIN = Path(__file__).with_name("rank_main.py")
-RANKS = 2
-SPEC = """
-task = "digits"
-algorithm = "{algorithm}"
-data = "digits"
-workers = 6
-partition = "sorted"
-batch = 0.1
-eta = 0.1
-dtype = "float64"
-iterations = {rounds}
-"""
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-
-
-def launched(folder: Path, spec: Path, *more: str, restarts: int = 0, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", str(restarts)]
-    command += [str(MAIN), "run", str(spec), "--engine", "distributed", "--out", str(folder), *more]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process: subprocess.Popen[str], seconds: float = 120) -> str:
-    try:
-        text, _ = process.communicate(timeout=seconds)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return text
-
-
-def spec_file(folder: Path, algorithm: str, rounds: int = 900) -> Path:
-    path = folder / f"{algorithm}.toml"
-    path.write_text(SPEC.format(algorithm=algorithm, rounds=rounds))
-    return path
-
-
-def only_run(folder: Path) -> store.Run:
-    (found,) = folder.iterdir()
-    return store.read(found)
-
-
-def model(run: store.Run) -> dict[str, Any]:
-    return load_file(run.folder / store.MODEL)
+from tests.experiments.torchrun import RANKS, ended, launched, model, only_run, spec_file
 
 
 @pytest.fixture(scope="module")
