@@ -134,6 +134,24 @@ def test_a_rank_that_a_server_rule_does_not_ask_computes_nothing() -> None:
         assert not all(called)
 
 
+def in_groups() -> dict[tuple[int, ...], Tensor]:
+    """On a rank: train in every group that it is in."""
+    rank, found = dist.get_rank(), {}
+    for members in ((0, 1), (0, 2)):
+        group = dist.new_group(members)
+        if rank in members:
+            model = module()
+            found[members] = trained(lasg.LazyOptimizer(sgd(model), "wk2", group=group), model, rank, 5)
+    return found
+
+
+def test_a_rank_may_train_in_more_groups_than_another() -> None:
+    first, second, third = on_ranks(3, in_groups)
+    assert torch.equal(first[0, 1], second[0, 1])
+    assert torch.equal(first[0, 2], third[0, 2])
+    assert not torch.equal(first[0, 1], first[0, 2])
+
+
 def otherwise() -> list[str]:
     """On a rank: what ranks say that were started otherwise."""
     rank = dist.get_rank()

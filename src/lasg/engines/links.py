@@ -8,6 +8,7 @@ import json
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +28,8 @@ TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
 CHANNELS = 8
 """Channels that links may have: a message on one does not wait for those on others."""
-_numbers = itertools.count(1)
+_numbers: defaultdict[dist.ProcessGroup | None, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+"""Numbers for channels that have not been used, in each group: a rank may be in more groups than another."""
 SLOWEST = 12_500.0
 """Bytes a second, 100 kbit/s: a message that comes slower is lost."""
 PATIENT = 7 * 24 * 3600.0
@@ -116,7 +118,7 @@ class Links:
     def apart(self) -> Links:
         """Return the same links with channels of their own; all ranks must do so in the same order."""
         other = copy.copy(self)
-        other._boxes, other.base, other.sent = {}, CHANNELS * next(_numbers), np.zeros_like(self.sent)
+        other._boxes, other.base, other.sent = {}, CHANNELS * next(_numbers[self.group]), np.zeros_like(self.sent)
         return other
 
     @property
