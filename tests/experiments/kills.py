@@ -37,31 +37,35 @@ def killed(spec: Path, out: Path, kills: int, chance: random.Random) -> list[dic
     """Kill ranks of a run so often, and let it end; return when each of them died, and what there was to go on from."""
     process = launched(out, spec, "--timeout", "60", restarts=1000, ranks=RANKS, output=subprocess.DEVNULL)
     found: list[dict[str, Any]] = []
-    while len(found) < kills and process.poll() is None:
-        waited = chance.uniform(1.0, 16.0)
-        time.sleep(waited)
-        alive = ranks_of(process)
-        if not alive:
-            continue
-        writing = bool(list(out.glob("*/*.part")))
-        checkpoint = max((path.stat().st_mtime_ns for path in out.glob("*/checkpoint.json")), default=None)
-        victim = chance.choice(alive)
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        seconds = None if checkpoint is None else round((time.time_ns() - checkpoint) / 1e9, 2)
-        found.append(
-            {
-                "kill": len(found) + 1,
-                "after_seconds": round(waited, 2),
-                "ranks_alive": len(alive),
-                "a_file_half_written": writing,
-                "seconds_since_checkpoint": seconds,
-            }
-        )
-        print(found[-1], flush=True)
-    ended(process, LONGEST)
+    try:
+        while len(found) < kills and process.poll() is None:
+            waited = chance.uniform(1.0, 16.0)
+            time.sleep(waited)
+            alive = ranks_of(process)
+            if not alive:
+                continue
+            writing = bool(list(out.glob("*/*.part")))
+            checkpoint = max((path.stat().st_mtime_ns for path in out.glob("*/checkpoint.json")), default=None)
+            victim = chance.choice(alive)
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            seconds = None if checkpoint is None else round((time.time_ns() - checkpoint) / 1e9, 2)
+            found.append(
+                {
+                    "kill": len(found) + 1,
+                    "after_seconds": round(waited, 2),
+                    "ranks_alive": len(alive),
+                    "a_file_half_written": writing,
+                    "seconds_since_checkpoint": seconds,
+                }
+            )
+            print(found[-1], flush=True)
+        ended(process, LONGEST)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     return found
 
 
@@ -82,6 +86,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20_000)
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that torchrun does not go on without us
     chance = random.Random(0)
     rows: list[dict[str, Any]] = []
     for algorithm in ALGORITHMS:
