@@ -136,7 +136,8 @@ def test_a_rank_that_a_server_rule_does_not_ask_computes_nothing() -> None:
 
 def in_groups() -> dict[tuple[int, ...], Tensor]:
     """On a rank: train in every group that it is in."""
-    rank, found = dist.get_rank(), {}
+    rank = dist.get_rank()
+    found: dict[tuple[int, ...], Tensor] = {}
     for members in ((0, 1), (0, 2)):
         group = dist.new_group(members)
         if rank in members:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -113,6 +114,11 @@ def finite_rows(x: Array) -> Mask:
 def all_finite(x: Array) -> bool:
     """Tell whether every entry is finite; a sum that overflows says no to huge entries too."""
     return math.isfinite(x.sum())
+
+
+def checksum(x: Array) -> int:
+    """Return a checksum of a vector's bits."""
+    return zlib.crc32(np.ascontiguousarray(host(x)).data)
 
 
 def bits_per_entry(x: Array) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 import lasg
-from lasg.core.arrays import Array, IntArray, copies, host
+from lasg.core.arrays import IntArray, checksum, copies, host
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
@@ -70,9 +69,8 @@ class Distributed(Rounds):
         checks = self.check_every and opened.k and opened.k % self.check_every == 0
         number = checksum(opened.theta) if checks else None
         reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish, number)
-        asked = len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
         points = int(self.server.rule.points(opened.k, self.server.laziness.D))
-        return reply._replace(gradients=asked * points * self.workers.H)
+        return reply._replace(gradients=self.downloads(opened) * points * self.workers.H)
 
     def step(self) -> Round:
         """Run one round; if it showed that models differ, take rank 0's everywhere."""
@@ -151,11 +149,6 @@ class Distributed(Rounds):
         super().restore(state)
         self.exchange.restore(state["exchange"])
         self.links.sent[:] = host(state["sent"])
-
-
-def checksum(theta: Array) -> int:
-    """Return a checksum of a model's bits."""
-    return zlib.crc32(np.ascontiguousarray(host(theta)).data)
 
 
 def code() -> str:

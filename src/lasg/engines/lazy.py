@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lasg.core import codecs
-from lasg.core.arrays import Array, FloatArray, IntArray
+from lasg.core.arrays import Array, FloatArray, IntArray, checksum
 from lasg.core.codecs import Codec
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import UNFIT, is_plain
 from lasg.core.rules import RULES, Rule
 from lasg.core.server import Laziness
-from lasg.engines.distributed import CHECK_EVERY, Distributed, checksum, code
+from lasg.engines.distributed import CHECK_EVERY, Distributed, code
 from lasg.engines.links import TIMEOUT, Links
 from lasg.engines.rounds import PATIENCE, Round
 from lasg.errors import Faulty, LasgError

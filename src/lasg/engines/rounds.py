@@ -183,7 +183,7 @@ class Rounds(ABC):
         tau = server.tau
         reply = self.respond(opened)
         server.close(reply.uploaded, reply.innovation, reply.estimates, reply.total)
-        downloads = len(tau) if opened.asked is None else int(np.count_nonzero(opened.asked))
+        downloads = self.downloads(opened)
         ledger = self.ledger
         ledger.rounds += 1
         ledger.iterations += self.workers.H
@@ -201,6 +201,10 @@ class Rounds(ABC):
             self.streak = np.where(False if broken is None else broken, self.streak + 1, kept)
             self._broken = bool(self.streak.any())
         return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken)
+
+    def downloads(self, opened: Opened) -> int:
+        """Return how many workers get the model in a round."""
+        return len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
 
     def forgive(self) -> None:
         """Forget how often gradients were not finite, so that a stopped run may be tried again."""

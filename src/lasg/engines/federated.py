@@ -1,0 +1,501 @@
+"""Rounds of a server and of nodes that come and go. An answer that never comes is a worker that stayed silent.
+
+The server believes a node only what it says of the round that is open, and checks every array before it uses it. What
+is refused changes nothing, and counts as silence. Each worker's last contribution is kept here: an upload replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, checksum, copies, host, norms, zeros
+from lasg.core.codecs import Codec, Dense
+from lasg.core.optimizers import Optimizer
+from lasg.core.rules import Rule
+from lasg.core.server import Laziness, Opened
+from lasg.core.workers import Reply
+from lasg.engines.nodes import Parcel, folded, settings
+from lasg.engines.relay import SUM, Held, Relay, aggregate, sums
+from lasg.engines.rounds import PATIENCE, Rounds
+from lasg.errors import LasgError
+
+DEADLINE = 60.0
+"""Seconds that a round waits for answers."""
+STRIKES = 3
+"""Refused answers after which a node is excluded."""
+PAUSE = 0.05
+"""Seconds between two looks for answers."""
+Away = Literal["keep", "drop", "stop"]
+KINDS = ("upload", "silent", "broken", "lost", "stale")
+
+
+class Carrier(Protocol):
+    """What brings parcels to nodes, and answers back."""
+
+    def nodes(self) -> Iterable[int]:
+        """Return the nodes that can be reached now."""
+        ...
+
+    def push(self, node: int, parcel: Parcel) -> str:
+        """Send a parcel to a node; return a name for its answer."""
+        ...
+
+    def pull(self, names: Sequence[str]) -> Iterable[tuple[str, Parcel | None]]:
+        """Return the answers that have come, each once; None is a node that failed."""
+        ...
+
+
+class Refused(NamedTuple):
+    """An answer that was not used."""
+
+    round: int
+    node: int
+    key: str
+    reason: str
+
+
+class _Unfit(Exception):  # noqa: N818
+    """Why an answer is refused."""
+
+
+class _Answer(NamedTuple):
+    kind: str
+    evaluations: int
+    left: float
+    estimate: float
+    message: bytes
+    decoded: Array | None
+
+
+class _Told(NamedTuple):
+    """What a node has, if it answers: the model of a round, and the rounds of the messages that it holds."""
+
+    at: int
+    has: dict[int, int]
+    whole: bool
+
+
+class Federated(Rounds):
+    """An iterator of rounds over the nodes that a carrier reaches."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        carrier: Carrier,
+        keys: Sequence[str],
+        rule: Rule,
+        laziness: Laziness,
+        codec: Codec | None = None,
+        local_steps: int = 1,
+        seed: int = 0,
+        smoothness: FloatArray | None = None,
+        patience: int = PATIENCE,
+        deadline: float = DEADLINE,
+        away: Away = "keep",
+        away_after: int | None = None,
+        norm_bound: float = math.inf,
+        strikes: int = STRIKES,
+        relay: bool = True,
+        measure: Callable[[Array], tuple[float, float | None]] | None = None,
+        report: Callable[[Refused], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take the workers' keys: a node is worker m if it says key m.
+
+        A worker that has not answered for `away_after` rounds (D by default) is `away`: its contribution is kept or
+        dropped, or the run stops. With `relay` a node that has an older model is told what changed it, where that is
+        shorter than the model; nodes then see the quantised contributions of the others.
+        """
+        if len(set(keys)) != len(keys) or len(keys) != laziness.workers:
+            raise LasgError(
+                f"a federation of {laziness.workers} workers needs as many different keys, got {list(keys)}"
+            )
+        if away not in ("keep", "drop", "stop"):
+            raise LasgError(f"away must be keep, drop or stop, got {away!r}")
+        codec, theta, M = codec or Dense(), optimizer.theta, len(keys)
+        super().__init__(
+            _Elsewhere(M, measure),
+            optimizer,
+            rule=rule,
+            laziness=laziness,
+            codec=codec,
+            local_steps=local_steps,
+            seed=seed,
+            smoothness=smoothness,
+            patience=patience,
+            ids=np.arange(0),
+        )
+        self.carrier, self.keys, self.codec = carrier, list(keys), codec
+        self.deadline, self.away, self.strikes_allowed = deadline, away, strikes
+        self.away_after = laziness.D if away_after is None else away_after
+        self.norm_bound, self.report, self.clock, self.sleep = norm_bound, report, clock, sleep
+        self.settings = settings(rule, codec, laziness.D, local_steps, seed, theta)
+        self.run = uuid.uuid4().hex
+        self.rows = zeros((M, theta.shape[-1]), theta)
+        self.last: IntArray = np.full(M, -1)
+        """The round of each worker's last upload."""
+        self.unheard: IntArray = np.zeros(M, np.int64)
+        """Rounds since each worker answered."""
+        self.samples: IntArray = np.zeros(M, np.int64)
+        self.relay = Relay(theta) if relay and optimizer.plain else None
+        self.refused: list[Refused] = []
+        self.bytes_down = self.bytes_up = 0
+        self.node: dict[int, int] = {}
+        """Which node is which worker."""
+        self.strikes: dict[int, int] = {}
+        self.known: dict[int, _Told] = {}
+        self._greeted: dict[str, int] = {}
+        self._seen: set[int] = set()
+        self._sums = sums(codec, theta)
+        self._messaged: set[int] = set()
+
+    # -- who is there -----------------------------------------------------------------------------------------
+
+    def gather(self, seconds: float) -> None:
+        """Wait until every worker has a node; after so many seconds say who is missing."""
+        end = self.clock() + seconds
+        while len(self.node) < len(self.keys):
+            self._meet()
+            if len(self.node) < len(self.keys):
+                if self.clock() > end:
+                    missing = [key for m, key in enumerate(self.keys) if m not in self.node]
+                    reasons = "".join(f"; {one.reason}" for one in self.refused[-3:])
+                    raise LasgError(f"no node came for worker {', '.join(missing)} in {seconds:g} s{reasons}")
+                self.sleep(PAUSE)
+
+    def _meet(self) -> list[int]:
+        """Greet nodes that are new, forget those that left; return the workers that have come."""
+        there = set(self.carrier.nodes())
+        for m in [m for m, node in self.node.items() if node not in there]:
+            del self.node[m]
+            self.known.pop(m, None)
+        self._seen &= there
+        for node in sorted(there - self._seen):
+            self._seen.add(node)
+            if self.strikes.get(node, 0) >= self.strikes_allowed:
+                continue
+            self._greeted[self._push(node, Parcel({"kind": "hello", "settings": json.dumps(self.settings)}, {}))] = node
+        come = []
+        for name, parcel in self.carrier.pull(list(self._greeted)):
+            node = self._greeted.pop(name)
+            if parcel is None:
+                self._seen.discard(node)  # it is greeted again
+                continue
+            self.bytes_up += parcel.size
+            try:
+                come.append(self._met(node, parcel, there))
+            except _Unfit as error:
+                self._refuse(node, "", str(error))
+        return come
+
+    def _met(self, node: int, parcel: Parcel, there: set[int]) -> int:
+        """Take a node as the worker whose key it says."""
+        key, samples, differs = (parcel.head.get(name) for name in ("key", "samples", "differs"))
+        if parcel.head.get("kind") != "here" or not isinstance(key, str) or not _whole(samples) or samples < 1:
+            raise _Unfit("it did not say who it is")
+        if key not in self.keys:
+            raise _Unfit(f"nobody knows its key {key[:80]!r}")
+        if differs:
+            raise _Unfit(f"{key} was set up otherwise: {str(differs)[:500]}")
+        m = self.keys.index(key)
+        if self.node.get(m, node) != node and self.node[m] in there:
+            raise _Unfit(f"another node is {key}")
+        if self.samples[m] and self.samples[m] != samples:
+            raise _Unfit(f"{key} had {self.samples[m]} samples, and now has {samples}")
+        self.node[m], self.samples[m] = node, samples
+        self.known.pop(m, None)
+        return m
+
+    # -- a round ----------------------------------------------------------------------------------------------
+
+    def respond(self, opened: Opened) -> Reply:
+        """Ask the nodes, and take what they answer until all have or the deadline is over."""
+        dropped = self._leave()
+        wanted = set(range(len(self.keys))) if opened.asked is None else set(np.flatnonzero(opened.asked).tolist())
+        answers: dict[int, _Answer] = {}
+        pending: dict[str, tuple[int, _Told]] = {}
+        self._messaged = set()
+        end = self.clock() + self.deadline
+        self._meet()
+        for m in sorted(wanted & self.node.keys()):
+            self._ask(m, opened, pending)
+        while pending and self.clock() < end:
+            came = list(self.carrier.pull(list(pending)))
+            for name, parcel in came:
+                m, told = pending.pop(name)
+                self._take(m, told, parcel, opened, pending, answers)
+            for m in self._meet():  # somebody is back
+                if m in wanted and m not in answers and m not in {asked for asked, _ in pending.values()}:
+                    self._ask(m, opened, pending)
+            if pending and not came:
+                self.sleep(PAUSE)
+        self.unheard += 1
+        self.unheard[list(answers)] = 0
+        return self._reply(opened.k, answers, dropped)
+
+    def _leave(self) -> list[int]:
+        """Do what was chosen with workers that are away; return whose contribution is dropped."""
+        gone = [m for m in np.flatnonzero(self.unheard >= self.away_after).tolist() if self.last[m] >= 0]
+        if not gone or self.away == "keep":
+            return []
+        if self.away == "stop":
+            names = ", ".join(self.keys[m] for m in gone)
+            raise LasgError(f"worker {names} has not answered in {self.away_after} rounds")
+        for m in gone:
+            self.rows[m] = 0
+            self.last[m] = -1
+        return gone
+
+    def _ask(self, m: int, opened: Opened, pending: dict[str, tuple[int, _Told]], whole: bool = False) -> None:
+        """Ask a worker for its round: with the model, or with what changed the one that it has."""
+        k, known = opened.k, self.known.get(m)
+        steps = None
+        if self.relay is not None and known is not None and not whole:
+            steps = self.relay.path(known.at, known.has, k)
+        head: dict[str, Any] = {
+            "kind": "work",
+            "run": self.run,
+            "round": k,
+            "worker": m,
+            "workers": len(self.keys),
+            "eta": float(opened.eta),
+            "threshold": float(opened.threshold),
+            "due": bool(opened.due if isinstance(opened.due, bool) else opened.due[m]),
+            "based": int(self.last[m]),
+            "weight": float(self.samples[m] / self.samples.sum()),
+            "checksum": checksum(opened.theta),
+        }
+        has = {} if known is None else dict(known.has)
+        if steps is None:
+            arrays: dict[str, npt.NDArray[Any]] = {"model": host(opened.theta)}
+        else:
+            assert known is not None
+            head["basis"] = known.at
+            more, arrays = folded(steps)
+            head |= more
+            for step in steps:
+                has |= {unit: j for unit, (j, _) in step.came.items()}
+        self._messaged.add(m)
+        pending[self._push(self.node[m], Parcel(head, arrays))] = (m, _Told(k, has, steps is None))
+
+    def _push(self, node: int, parcel: Parcel) -> str:
+        self.bytes_down += parcel.size
+        return self.carrier.push(node, parcel)
+
+    def _take(
+        self,
+        m: int,
+        told: _Told,
+        parcel: Parcel | None,
+        opened: Opened,
+        pending: dict[str, tuple[int, _Told]],
+        answers: dict[int, _Answer],
+    ) -> None:
+        """Take an answer, or refuse it."""
+        if parcel is None or m not in self.node:
+            self.known.pop(m, None)
+            return
+        self.bytes_up += parcel.size
+        try:
+            found = self._checked(m, parcel, opened)
+            if found.kind == "lost" and told.whole:
+                raise _Unfit("it did not understand the model")
+        except _Unfit as error:
+            self._refuse(self.node[m], self.keys[m], str(error))
+            self.known.pop(m, None)
+            return
+        if found.kind == "lost":
+            self.known.pop(m, None)
+            self._ask(m, opened, pending, whole=True)
+        elif found.kind != "stale":
+            self.known[m] = told
+            answers[m] = found
+
+    def _checked(self, m: int, parcel: Parcel, opened: Opened) -> _Answer:
+        """Return an answer that may be used; refuse every other."""
+        head, arrays = parcel
+        kind = head.get("kind")
+        if kind not in KINDS:
+            raise _Unfit("it is no answer")
+        if (head.get("run"), head.get("round"), head.get("key")) != (self.run, opened.k, self.keys[m]):
+            raise _Unfit(f"it is not of {self.keys[m]} in round {opened.k}")
+        if set(arrays) != ({"contribution"} if kind == "upload" else set()):
+            raise _Unfit("it has other arrays than an answer of its kind")
+        if kind in ("lost", "stale"):
+            return _Answer(kind, 0, math.nan, 0.0, b"", None)
+        evaluations, left = head.get("evaluations"), head.get("left", math.nan)
+        if not _whole(evaluations) or not 0 <= evaluations <= 2 * self.workers.H:
+            raise _Unfit("it does not say how many gradients it computed")
+        if not isinstance(left, float):
+            raise _Unfit("its left side is no number")
+        must = opened.asked is not None or opened.due is True or (not isinstance(opened.due, bool) and opened.due[m])
+        if kind == "silent" and must:
+            raise _Unfit("it had to upload, and is silent")
+        if kind != "upload":
+            return _Answer(kind, evaluations, left, 0.0, b"", None)
+        estimate = head.get("estimate", 0.0)
+        if not isinstance(estimate, float) or not 0 <= estimate < math.inf:
+            raise _Unfit("its estimate is no number >= 0")
+        message, decoded = self._decoded(arrays["contribution"])
+        return _Answer(kind, evaluations, left, estimate, message, decoded)
+
+    def _decoded(self, array: Any) -> tuple[bytes, Array]:
+        """Return a contribution, if it is one."""
+        p = self.rows.shape[-1]
+        length = (
+            p * self.rows.itemsize
+            if isinstance(self.codec, Dense)
+            else getattr(self.codec, "length", lambda _: None)(p)
+        )
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
+            raise _Unfit("its contribution is not bytes")
+        if length is not None and len(array) != length:
+            raise _Unfit(f"its contribution has {len(array)} bytes, not {length}")
+        message = array.tobytes()
+        try:
+            decoded = self.codec.decode([message], self.rows[0])[0]
+        except (LasgError, ValueError, IndexError, OverflowError) as error:
+            raise _Unfit(f"its contribution cannot be decoded: {error}") from None
+        if not all_finite(decoded):
+            raise _Unfit("its contribution is not finite")
+        with np.errstate(over="ignore"):
+            size = float(norms(decoded[None])[0])
+        if size == math.inf or size > self.norm_bound:
+            raise _Unfit(f"the norm of its contribution is {size:g}, above {self.norm_bound:g}")
+        return message, decoded
+
+    def _refuse(self, node: int, key: str, reason: str) -> None:
+        """Count a refused answer; exclude a node that has too many."""
+        self.strikes[node] = self.strikes.get(node, 0) + 1
+        found = [Refused(self.server.k, node, key, reason)]
+        if self.strikes[node] >= self.strikes_allowed:
+            for m in [m for m, other in self.node.items() if other == node]:
+                del self.node[m]
+                self.known.pop(m, None)
+            found.append(Refused(self.server.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
+        for one in found:
+            self.refused.append(one)
+            if self.report is not None:
+                self.report(one)
+
+    def _reply(self, k: int, answers: dict[int, _Answer], dropped: Sequence[int]) -> Reply:
+        """Hold what was uploaded; return what all workers answered."""
+        M = len(self.keys)
+        uploads = {m: answers[m] for m in sorted(answers) if answers[m].kind == "upload"}
+        uploaded, broken = np.zeros(M, np.bool_), np.zeros(M, np.bool_)
+        uploaded[list(uploads)] = True
+        broken[[m for m, answer in answers.items() if answer.kind == "broken"]] = True
+        for m, answer in uploads.items():
+            self.rows[m], self.last[m] = answer.decoded, k
+        total = aggregate(self.rows) if uploads or dropped else None
+        if self.relay is not None:
+            came = dict.fromkeys(dropped, b"") | {m: answer.message for m, answer in uploads.items()}
+            if self._sums:
+                came = {} if total is None else {SUM: _little_endian(total)}
+            self.relay.note(k, came)
+        left = np.array([answers[m].left if m in answers else math.nan for m in range(M)])
+        return Reply(
+            uploaded,
+            None,
+            len(uploads),
+            8 * sum(len(answer.message) for answer in uploads.values()),
+            sum(answer.evaluations for answer in answers.values()),
+            None if np.isnan(left).all() else left,
+            np.array([answer.estimate for answer in uploads.values()]) if self.server.rule.estimate else None,
+            broken if broken.any() else None,
+            total=total,
+        )
+
+    def downloads(self, opened: Opened) -> int:  # noqa: ARG002
+        """Return how many workers the round was opened to."""
+        return len(self._messaged)
+
+    # -- what survives the server -------------------------------------------------------------------------------
+
+    def state(self, *, live: bool = False) -> dict[str, Any]:
+        """Return all that the server needs to go on."""
+        held: Held = {} if self.relay is None else self.relay.latest
+        mine = {
+            "run": self.run,
+            "rows": self.rows,
+            "last": self.last,
+            "unheard": self.unheard,
+            "samples": self.samples,
+            "strikes": [[node, count] for node, count in self.strikes.items()],
+            "bytes": [self.bytes_down, self.bytes_up],
+            "held": [[unit, k, np.frombuffer(message, np.uint8)] for unit, (k, message) in held.items()],
+        }
+        state = {**super().state(live=True), "federation": mine}
+        return state if live else dict(copies(state))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state: every node is met anew."""
+        super().restore(state)
+        mine = state["federation"]
+        self.run = mine["run"]
+        self.rows = copies(mine["rows"], self.theta)
+        self.last, self.unheard, self.samples = (host(mine[name]).copy() for name in ("last", "unheard", "samples"))
+        self.strikes = dict(map(tuple, mine["strikes"]))
+        self.bytes_down, self.bytes_up = mine["bytes"]
+        self.node, self.known, self._greeted, self._seen = {}, {}, {}, set()
+        if self.relay is not None:
+            self.relay = Relay(self.theta)
+            self.relay.before = {unit: (k, host(message).tobytes()) for unit, k, message in mine["held"]}
+
+
+class _Elsewhere:
+    """The problem, as the server knows it: its workers are on the nodes, and so is the data."""
+
+    def __init__(self, workers: int, measure: Callable[[Array], tuple[float, float | None]] | None) -> None:
+        self.workers, self._measure = workers, measure
+
+    @property
+    def weights(self) -> FloatArray:
+        """None of them are here."""
+        return np.zeros(0)
+
+    def gradients(self, iteration: int, points: Any, rows: Any) -> list[Array]:  # noqa: ARG002
+        """Refuse: nobody computes here."""
+        raise LasgError("the server of a federation has no data to differentiate on")
+
+    def loss(self, theta: Array) -> float:
+        """Return what the server can measure, NaN if nothing."""
+        return math.nan if self._measure is None else self._measure(theta)[0]
+
+    def accuracy(self, theta: Array) -> float | None:
+        """Return what the server can measure."""
+        return None if self._measure is None else self._measure(theta)[1]
+
+    def export(self, theta: Array) -> Any:
+        """Return the model as one vector: names belong to the nodes."""
+        return {"theta": theta}
+
+    def fresh(self) -> _Elsewhere:
+        """Return itself: nothing in it changes."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def _whole(number: Any) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _little_endian(vector: Array) -> bytes:
+    found = host(vector)
+    return found.astype(found.dtype.newbyteorder("<")).tobytes()
