@@ -67,7 +67,7 @@ def flower() -> float:
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        (theta,) = message.content["arrays"].to_numpy_ndarrays()
+        (theta,) = message.content.array_records["arrays"].to_numpy_ndarrays()
         mine = int(context.node_config["partition-id"])
         features, labels = data()
         x, y = features[mine * ROWS : (mine + 1) * ROWS], 2 * labels[mine * ROWS : (mine + 1) * ROWS] - 1
@@ -88,7 +88,7 @@ def flower() -> float:
             record = RecordDict({"arrays": ArrayRecord([theta])})
             messages = [Message(content=record, message_type="train", dst_node_id=node) for node in nodes]
             replies = list(grid.send_and_receive(messages))
-            gradients = [reply.content["arrays"].to_numpy_ndarrays()[0] for reply in replies]
+            gradients = [reply.content.array_records["arrays"].to_numpy_ndarrays()[0] for reply in replies]
             assert len(gradients) == M
             theta = theta - ETA * np.mean(gradients, axis=0)
             times.append(time.perf_counter() - started)

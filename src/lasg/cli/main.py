@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import data, experiments, figure, lists, paper, report
+from lasg.cli import data, experiments, figure, flower, lists, paper, report
 from lasg.cli.show import err
 from lasg.errors import Elsewhere, LasgError
 from lasg.experiments.clock import EVERY
 
 try:
-    from typer.exceptions import TyperException as UsageProblem
+    from typer.exceptions import TyperException as UsageProblem  # type: ignore[import-not-found, unused-ignore]
 except ImportError:  # typer before 0.24 stands on click
     from click.exceptions import ClickException as UsageProblem  # type: ignore[import-not-found, no-redef, unused-ignore]
 
@@ -32,6 +32,7 @@ app.command()(figure.figure)
 app.command()(report.report)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
 
 
 def _version(wanted: bool) -> None:

@@ -427,6 +427,7 @@ class Federated(Rounds):
         held: Held = {} if self.relay is None else self.relay.latest
         mine = {
             "run": self.run,
+            "settings": self.settings,
             "rows": self.rows,
             "last": self.last,
             "unheard": self.unheard,

@@ -81,13 +81,15 @@ class ModuleProblem:
         dtype: Literal["float32", "float64"] = "float32",
         autocast: Literal["bfloat16", "float16"] | None = None,
         how: How = "auto",
+        ids: Sequence[int] | None = None,
     ) -> None:
         """Take a copy of the module.
 
         `loss(output, target)` returns the mean over its samples. `dataset` is a pair (inputs, targets) of arrays or
         tensors, or a map-style dataset; `shards` are the row numbers of each worker. `batch` is the minibatch as a
         share of the shard. `metric(output, target)` returns one number a sample, by default whether the class is
-        right. `how` the gradients are computed is chosen by the model's size: see benchmarks/networks.py.
+        right. `how` the gradients are computed is chosen by the model's size: see benchmarks/networks.py. `ids` are
+        the workers' numbers, which decide their minibatches and masks: 0, 1, 2, ... unless some live elsewhere.
         """
         if lam < 0:
             raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
@@ -115,7 +117,8 @@ class ModuleProblem:
         self.samples, self.workers = len(self.order), len(self.sizes)
         self.weights: FloatArray = self.sizes / self.samples
         self.share, self.batch = batch, batch_sizes(self.sizes, batch)
-        self.batches = Batches(self.sizes, self.batch, ids=np.arange(self.workers), seed=seed)
+        self.ids: IntArray = np.arange(self.workers) if ids is None else np.asarray(ids)
+        self.batches = Batches(self.sizes, self.batch, ids=self.ids, seed=seed)
         self.autocast = None if autocast is None else _autocast(autocast)
         self._scale = HALF_SCALE if autocast == "float16" else 1.0
         self.batch_norm = batch_norm
@@ -201,7 +204,7 @@ class ModuleProblem:
         self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
     ) -> None:
         """One forward and backward a worker and point."""
-        masks = counter.keys(self.seed, counter.DROPOUT, who, iteration)[0] >> np.uint64(1)
+        masks = counter.keys(self.seed, counter.DROPOUT, self.ids[who], iteration)[0] >> np.uint64(1)
         for i, m in enumerate(who.tolist()):
             x, y = self._minibatch(iteration, m, drawn[i])
             after = None
@@ -253,7 +256,7 @@ class ModuleProblem:
             return _number(self.loss_function(self.module(x), y)) * self._scale
 
     def _minibatch(self, iteration: int, m: int, rows: IntArray) -> tuple[Any, Any]:
-        key = counter.keys(self.seed, counter.AUGMENTATION, [m], iteration)[0, 0]
+        key = counter.keys(self.seed, counter.AUGMENTATION, self.ids[[m]], iteration)[0, 0]
         self._seed(int(key >> np.uint64(1)))  # a dataset may draw from torch's generator
         x, y = self.data.read(rows)
         if self.transform is not None:

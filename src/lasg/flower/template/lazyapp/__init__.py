@@ -1,0 +1,1 @@
+"""Lazy aggregation on Flower."""

@@ -1,0 +1,100 @@
+"""On Flower's own messages, state and grid: the same uploads and models as simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
+
+from flwr.app import Context
+
+from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.arrays import host
+from lasg.core.optimizers import ClosedFormSGD
+from lasg.engines.federated import Federated
+from lasg.engines.rounds import Hosted
+from lasg.errors import LasgError
+from lasg.flower import Settings, client_app
+from lasg.flower.records import GridCarrier
+from tests.engines.test_distributed import SIZES, M, regression
+from tests.engines.test_federated import STEP, advanced, simulated
+from tests.flower.grid import Inline
+
+
+class Own(Hosted):
+    """One worker's part of a regression."""
+
+    workers = 1
+
+    def __init__(self, problem: Any, m: int) -> None:
+        super().__init__(problem, np.array([m]))
+        self.samples, self.start = SIZES[m], problem.start
+
+
+def config(name: str) -> dict[str, Any]:
+    chosen = algorithm(name)
+    bits = chosen.codec(8, None)
+    codec = "dense" if type(bits).__name__ == "Dense" else "qsgd8"
+    steps = chosen.local_steps(3)
+    return {"workers": M, "rule": chosen.rule.name, "codec": codec, "local-steps": steps, "eta": 0.1, "c": 0.3, "D": 10}
+
+
+def federated(name: str, dtype: str = "float64") -> Federated:
+    problem = regression(dtype)
+    values = config(name)
+    settings = Settings.of(values)
+    app = client_app(lambda context, worker: Own(problem, worker))
+    return Federated(
+        ClosedFormSGD(problem.start(), STEP),
+        carrier=GridCarrier(Inline(app, M, values), 60.0),
+        keys=settings.names,
+        laziness=settings.laziness,
+        smoothness=problem.smoothness("paper") if settings.rule == "ps" else None,
+        **settings.shared,
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_on_flowers_grid_uploads_and_model_are_the_simulations(name: str) -> None:
+    run, expected = federated(name), simulated(name)
+    run.gather(10)
+    np.testing.assert_array_equal(advanced(run), advanced(expected))
+    np.testing.assert_allclose(host(run.theta), host(expected.theta), rtol=0, atol=1e-10)
+    assert run.ledger.row() == expected.ledger.row()
+    assert not run.refused
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if "q" not in name])
+def test_in_single_precision_the_model_is_the_simulations_to_a_hundred_thousandth(name: str) -> None:
+    run, expected = federated(name, "float32"), simulated(name, "float32")
+    run.gather(10)
+    np.testing.assert_array_equal(advanced(run, 50), advanced(expected, 50))
+    np.testing.assert_allclose(host(run.theta), host(expected.theta), rtol=0, atol=1e-5)
+
+
+def secaggplus_mod(message: Any, context: Context, call_next: Any) -> Any:
+    return call_next(message, context)
+
+
+def test_secure_aggregation_is_refused_with_the_reason() -> None:
+    with pytest.raises(LasgError, match="only sums of what comes in one round"):
+        client_app(lambda context, worker: Own(regression("float64"), worker), mods=[secaggplus_mod])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "say how many workers"),
+        ({"workers": 2, "rule": "wk3"}, "unknown rule 'wk3'"),
+        ({"workers": "2"}, "workers must be a int"),
+        ({"workers": 2, "eta": 0.0}, "eta must be a positive number"),
+        ({"workers": 2, "codec": "zip"}, "zip"),
+        ({"workers": 2, "rounds": 0}, "rounds must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(LasgError, match=said):
+        Settings.of(values)
