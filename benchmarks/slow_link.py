@@ -12,6 +12,7 @@ counters of the interfaces stand still while the loss is measured.
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import ctypes
 import fcntl
@@ -23,6 +24,7 @@ import multiprocessing
 import os
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -230,7 +232,8 @@ def stepper(method: str, of: Task) -> tuple[Any, Callable[[int], None]]:
         return model, lazy
     if method.startswith("post-local"):
         return model, post_local(model, plain, of)
-    ddp = DistributedDataParallel(model)
+    # One bucket: with two, gloo's two threads both wait inside the PowerSGD hook, for ever.
+    ddp = DistributedDataParallel(model, bucket_cap_mb=100 if "PowerSGD" in method else None)
     if "fp16" in method:
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if "PowerSGD" in method:
@@ -250,21 +253,34 @@ def stepper(method: str, of: Task) -> tuple[Any, Callable[[int], None]]:
 
 def post_local(model: Any, plain: Any, of: Task) -> Callable[[int], None]:
     """Return the step of post-local SGD: all-reduce in the first 10 iterations, then averages of models every 4."""
+    import torch.distributed as dist
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
-    warm = 10
+    warm, period, done = 10, 4, 0
     ddp = DistributedDataParallel(model)
-    averaged = PostLocalSGDOptimizer(plain, PeriodicModelAverager(period=4, warmup_steps=warm))
+    averaged = PostLocalSGDOptimizer(plain, PeriodicModelAverager(period=period, warmup_steps=warm))
 
     def step(k: int) -> None:
+        nonlocal done
+        done = k + 1
         x, y = of.minibatch(k)
         averaged.zero_grad()
         cross_entropy((ddp if k < warm else model)(x), y).backward()  # type: ignore[no-untyped-call]
         averaged.step()  # type: ignore[no-untyped-call]
 
+    def shown() -> Any:
+        """Return the average of the ranks' models, which is what a user would take."""
+        found = copy.deepcopy(model)
+        for value in found.parameters():
+            dist.all_reduce(value.data)
+            value.data /= RANKS
+        return found
+
+    step.shown = shown  # type: ignore[attr-defined]
+    step.uploads = lambda: RANKS * (min(done, warm) + -(-max(done - warm, 0) // period))  # type: ignore[attr-defined]
     return step
 
 
@@ -294,7 +310,9 @@ def race(method: str, of: Task, device: str) -> dict[str, Any]:
         seconds += time.monotonic() - began
         after = carried(device)
         down, up = down + after[0] - before[0], up + after[1] - before[1]
-        loss = of.loss(model)
+        loss = of.loss(getattr(step, "shown", lambda: model)())
+        if of.rank == 0:
+            print(f"\r{method}: {k} iterations, {seconds:.0f} s, loss {loss:.3f} ", end="", file=sys.stderr, flush=True)
         clock = torch.tensor([seconds], dtype=torch.float64)
         dist.broadcast(clock, 0)
         seconds = float(clock)
@@ -381,6 +399,7 @@ def main() -> None:
     if options.rank is not None:
         rank(options)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the namespaces are removed
     if options.rate and (os.geteuid() != 0 or not shutil.which("ip")):
         sys.exit("network namespaces need root and the command ip (iproute2); --rate 0 measures the loopback")
     rows: list[dict[str, Any]] = []

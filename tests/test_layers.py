@@ -30,7 +30,7 @@ FOREIGN: dict[str, set[str]] = {
     "problems": {"numpy", "torch", "safetensors"},
     "engines": {"numpy", "torch"},
     "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl"},
-    "flower": {"numpy", "torch", "safetensors", "flwr"},
+    "flower": {"numpy", "torch", "safetensors", "flwr", "cryptography"},
     "report": {"numpy", "matplotlib", "jinja2", "torch"},
     "cli": {"typer", "click", "rich"},
 }

@@ -222,6 +222,22 @@ def test_a_server_that_dies_after_any_round_goes_on_with_the_same_uploads_and_bi
     assert again.ledger.row()[:4] == whole.ledger.row()[:4]
 
 
+def test_nodes_follow_a_server_that_went_on_from_an_older_checkpoint() -> None:
+    run, wire = federation("lasg-wk2")
+    run.gather(10)
+    advanced(run, 10)
+    state = run.state()
+    advanced(run, 10)
+    again = server("lasg-wk2", wire, regression("float64"))
+    again.restore(state)
+    again.gather(10)
+    again.step()
+    assert (again.unheard == 0).all()
+    advanced(again, 20)
+    assert not again.refused
+    np.testing.assert_allclose(host(again.server.aggregate), host(again.rows).sum(0), atol=1e-12)
+
+
 @pytest.mark.parametrize(("away", "kept"), [("keep", True), ("drop", False)])
 def test_who_is_away_for_long_is_kept_or_dropped_as_the_user_chose(away: Any, kept: bool) -> None:
     run, wire = federation("lasg-wk2", away=away, away_after=4)

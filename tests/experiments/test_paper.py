@@ -198,3 +198,14 @@ def test_the_gradients_figure_has_every_algorithm_on_covtype_and_a_row_an_evalua
     rows = paper.gradient_rows([run])
     assert [row["loss"] for row in rows] == [1.0, 0.5]
     assert rows[1] == {"algorithm": "qsgd", "seed": 5, "iteration": 1, "gradients": 1, "loss": 0.5}
+
+
+def test_cells_of_some_algorithms_are_chosen_and_judged_against_the_whole_row() -> None:
+    some = paper.cells(1, ["mnist-nn"], ["sgd", "lasg-wk2"])
+    assert [cell.algorithm for cell in some] == ["sgd", "lasg-wk2"]
+    with pytest.raises(LasgError, match="has none of the algorithms lasg-ps for mnist-nn"):
+        paper.cells(1, ["mnist-nn"], ["lasg-ps"])
+    worst = [result(0.4, 0.1, algorithm="sgd")]
+    row = [result(loss, loss).cell for loss in (0.1, 0.2, 0.3, 0.4)]
+    assert judge(worst).best == [("mnist-lr", "sgd", True)]
+    assert judge(worst, row).best == [("mnist-lr", "sgd", False)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lasg.cli.show import out
+from lasg.errors import LasgError
+from lasg.flower import keys as made
 from lasg.flower.new import create
 
+ALLOWED = string.ascii_letters + string.digits + ".:_-"
 app = typer.Typer(help="Federations on Flower.", no_args_is_help=True)
-
-
-@app.callback()
-def _root() -> None:
-    """Make `new` a command of its own, though it is the only one."""
 
 
 @app.command()
@@ -26,3 +25,23 @@ def new(
     for path in create(folder):
         out.print(str(path), highlight=False)
     out.print(f"\nflwr run {folder} --stream", highlight=False)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DIR")],
+    nodes: Annotated[str, typer.Option(help="The nodes' names, separated by commas.", metavar="A,B")],
+    hosts: Annotated[
+        str, typer.Option(help="Names and addresses of the SuperLink, separated by commas.", metavar="HOST,IP")
+    ] = "localhost,127.0.0.1",
+) -> None:
+    """Make certificates and keys for a trial: a CA, the SuperLink's certificate, a key for every node."""
+    for path in made.create(folder, _names(hosts), _names(nodes)):
+        out.print(str(path), highlight=False)
+
+
+def _names(text: str) -> list[str]:
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found or any(not set(name) <= set(ALLOWED) for name in found):
+        raise LasgError(f"names are letters, digits and . : _ -, separated by commas, got {text!r}")
+    return found

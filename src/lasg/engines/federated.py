@@ -141,6 +141,8 @@ class Federated(Rounds):
         self.norm_bound, self.report, self.clock, self.sleep = norm_bound, report, clock, sleep
         self.settings = settings(rule, codec, laziness.D, local_steps, seed, theta)
         self.run = uuid.uuid4().hex
+        self.life = uuid.uuid4().hex
+        """This server, as long as it lives: after a restart rounds may come again that nodes have seen."""
         self.rows = zeros((M, theta.shape[-1]), theta)
         self.last: IntArray = np.full(M, -1)
         """The round of each worker's last upload."""
@@ -265,6 +267,7 @@ class Federated(Rounds):
         head: dict[str, Any] = {
             "kind": "work",
             "run": self.run,
+            "life": self.life,
             "round": k,
             "worker": m,
             "workers": len(self.keys),

@@ -35,7 +35,7 @@ class Parcel(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of it, before whatever carries it adds its own."""
-        return len(json.dumps(self.head)) + sum(array.nbytes for array in self.arrays.values())
+        return len(repr(self.head)) + sum(array.nbytes for array in self.arrays.values())
 
 
 def settings(rule: Rule, codec: Codec, D: int, local_steps: int, seed: int, like: Array) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Node:
     def _forget(self, run: str, worker: int, workers: int) -> None:
         """Begin anew, as a worker of a run."""
         self.run, self.worker, self.count = run, worker, workers
-        self.k, self.last, self.epoch = -1, -1, -1
+        self.life, self.k, self.last, self.epoch = "", -1, -1, -1
         self.follower = Follower(self.codec, self.like, workers, self.schedule)
         self.weight = _Weighted(self.oracle)
         self.workers = Workers(
@@ -116,6 +116,9 @@ class Node:
         if which != (self.run, self.worker, self.count):
             self._forget(*which)
         said = {"run": self.run, "round": k, "key": self.key}
+        if head["life"] != self.life:
+            # A server that went on from a checkpoint may be in an earlier round than this node was.
+            self.life, self.k = str(head["life"]), -1
         if k < self.k:
             return Parcel({**said, "kind": "stale"}, {})
         if not self._reach(k, head, arrays):
@@ -162,6 +165,7 @@ class Node:
         held = {str(unit): [k, np.frombuffer(message, np.uint8)] for unit, (k, message) in self.follower.held.items()}
         state = {
             "who": [self.run, self.worker, self.count],
+            "life": self.life,
             "rounds": [self.k, self.last, self.epoch, self.follower.at],
             "model": self.follower.theta,
             "held": held,
@@ -174,6 +178,7 @@ class Node:
         """Take back what was remembered."""
         state = unpacked(data, "this node's memory")
         self._forget(*state["who"])
+        self.life = state["life"]
         self.k, self.last, self.epoch, self.follower.at = state["rounds"]
         self.follower.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
         self.follower.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}

@@ -114,14 +114,18 @@ def printed() -> list[Cell]:
     ]
 
 
-def cells(table: int, tasks: Sequence[str] = ()) -> list[Cell]:
+def cells(table: int, tasks: Sequence[str] = (), algorithms: Sequence[str] = tuple(ALGORITHMS)) -> list[Cell]:
     """Return the cells of one table that can be run: of the chosen tasks, or of all that do not take hours."""
     found = [cell for cell in printed() if cell.table == table and (cell.task not in NETWORKS or cell.loss is not None)]
     known = list(dict.fromkeys(cell.task for cell in found))
     for name in tasks:
         if name not in known:
             raise LasgError(f"table {table} has no task {name!r}: {', '.join(known)}")
-    return [cell for cell in found if cell.task in (tasks or [name for name in known if name not in NETWORKS])]
+    wanted = tasks or [name for name in known if name not in NETWORKS]
+    chosen = [cell for cell in found if cell.task in wanted and cell.algorithm in algorithms]
+    if not chosen:
+        raise LasgError(f"table {table} has none of the algorithms {', '.join(algorithms)} for {', '.join(wanted)}")
+    return chosen
 
 
 def results(chosen: Sequence[Cell], runs: Mapping[Cell, Sequence[Run]]) -> list[Result]:
@@ -151,8 +155,9 @@ class Verdict:
         return lines
 
 
-def judge(found: Sequence[Result]) -> Verdict:
-    """Compare a table with the printed one."""
+def judge(found: Sequence[Result], printed_cells: Sequence[Cell] = ()) -> Verdict:
+    """Compare a table with the printed one, whose cells are those of what was found unless it has more."""
+    row_cells = printed_cells or [result.cell for result in found]
     sizes = {result.cell: abs(result.deviation) for result in found if result.deviation is not None}
     within = {n: sum(size <= n / 100 for size in sizes.values()) for n in (5, 10, 15)}
     rows: dict[str, list[Result]] = defaultdict(list)
@@ -160,7 +165,7 @@ def judge(found: Sequence[Result]) -> Verdict:
         rows[result.cell.task].append(result)
     best = []
     for name, row in rows.items():
-        bold = sorted(r.cell.loss for r in row if r.cell.loss is not None)[:3]
+        bold = sorted(cell.loss for cell in row_cells if cell.task == name and cell.loss is not None)[:3]
         least = min(r.ours.mean for r in row)
         tied = [r.cell for r in row if r.ours.mean <= least * (1 + 1e-9)]
         ours = next((cell for cell in tied if cell.loss in bold), tied[0])
