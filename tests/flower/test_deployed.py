@@ -19,7 +19,7 @@ from lasg.flower import keys
 from tests.flower.processes import Deployment
 from tests.flower.test_new import app, trained  # noqa: F401
 
-NODES, ROUNDS = 3, 4
+NODES, ROUNDS = 3, 2
 CONFIG: dict[str, Any] = {"rounds": ROUNDS, "local_steps": 5, "codec": "qsgd8:512", "wait": 120.0, "deadline": 60.0}
 
 
