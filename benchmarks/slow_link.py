@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import ctypes
 import fcntl
 import heapq
@@ -411,10 +410,9 @@ def main() -> None:
             row["faster_than_ddp"] = round(first["seconds"] / row["seconds"], 2) if compares else None
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     if options.csv and rows:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        from lasg.experiments.paper import to_csv
+
+        options.csv.write_text(to_csv(rows))
 
 
 @contextmanager

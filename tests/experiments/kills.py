@@ -9,7 +9,6 @@ random moment: while it starts, in a round, or while it writes a checkpoint. Aft
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lasg.experiments import store
+from lasg.experiments.paper import to_csv
 from tests.experiments.torchrun import ended, launched, model, only_run, spec_file
 
 RANKS, LONGEST = 3, 3600.0
@@ -99,11 +99,10 @@ def main() -> None:
             same = torn.status == "done" and equal(contents(torn), contents(whole))
             print(f"{algorithm}: {len(kills)} kills, {'the same' if same else 'OTHER'} bits at the end", flush=True)
             rows += [{"algorithm": algorithm, **kill, "same_bits_at_the_end": same} for kill in kills]
+    if len(rows) < options.kills // len(ALGORITHMS) * len(ALGORITHMS):
+        sys.exit(f"{len(rows)} kills only: the runs ended before there were more, take more --rounds")
     if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        options.csv.write_text(to_csv(rows))
     sys.exit(0 if all(row["same_bits_at_the_end"] for row in rows) else 1)
 
 

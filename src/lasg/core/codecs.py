@@ -50,7 +50,7 @@ def transmit(codec: Codec, rows: Array, noise: Noise) -> tuple[Array, int]:
 class Dense:
     """The entries as they are, little-endian, in the run's dtype: 32 p bits in float32."""
 
-    def encode(self, rows: Array, noise: Noise) -> list[bytes]:  # noqa: ARG002
+    def encode(self, rows: Array, noise: Noise | None = None) -> list[bytes]:  # noqa: ARG002
         """Turn rows into messages."""
         return [_little_endian(row).tobytes() for row in host(rows)]
 

@@ -24,7 +24,7 @@ from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
 from lasg.engines.nodes import Parcel, folded, settings
 from lasg.engines.relay import SUM, Held, Relay, aggregate, sums
-from lasg.engines.rounds import PATIENCE, Rounds
+from lasg.engines.rounds import Rounds
 from lasg.errors import LasgError
 
 DEADLINE = 60.0
@@ -97,8 +97,6 @@ class Federated(Rounds):
         codec: Codec | None = None,
         local_steps: int = 1,
         seed: int = 0,
-        smoothness: FloatArray | None = None,
-        patience: int = PATIENCE,
         deadline: float = DEADLINE,
         away: Away = "keep",
         away_after: int | None = None,
@@ -109,8 +107,9 @@ class Federated(Rounds):
         report: Callable[[Refused], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        **options: Any,
     ) -> None:
-        """Take the workers' keys: a node is worker m if it says key m.
+        """Take the workers' keys, and what `Simulation` takes besides: a node is worker m if it says key m.
 
         A worker that has not answered for `away_after` rounds (D by default) is `away`: its contribution is kept or
         dropped, or the run stops. With `relay` a node that has an older model is told what changed it, where that is
@@ -131,9 +130,8 @@ class Federated(Rounds):
             codec=codec,
             local_steps=local_steps,
             seed=seed,
-            smoothness=smoothness,
-            patience=patience,
             ids=np.arange(0),
+            **options,
         )
         self.carrier, self.keys, self.codec = carrier, list(keys), codec
         self.deadline, self.away, self.strikes_allowed = deadline, away, strikes
@@ -160,6 +158,7 @@ class Federated(Rounds):
         self._seen: set[int] = set()
         self._sums = sums(codec, theta)
         self._messaged: set[int] = set()
+        self._checksum = 0
 
     # -- who is there -----------------------------------------------------------------------------------------
 
@@ -226,7 +225,7 @@ class Federated(Rounds):
         wanted = set(range(len(self.keys))) if opened.asked is None else set(np.flatnonzero(opened.asked).tolist())
         answers: dict[int, _Answer] = {}
         pending: dict[str, tuple[int, _Told]] = {}
-        self._messaged = set()
+        self._messaged, self._checksum = set(), checksum(opened.theta)
         end = self.clock() + self.deadline
         self._meet()
         for m in sorted(wanted & self.node.keys()):
@@ -276,7 +275,7 @@ class Federated(Rounds):
             "due": bool(opened.due if isinstance(opened.due, bool) else opened.due[m]),
             "based": int(self.last[m]),
             "weight": float(self.samples[m] / self.samples.sum()),
-            "checksum": checksum(opened.theta),
+            "checksum": self._checksum,
         }
         has = {} if known is None else dict(known.has)
         if steps is None:
@@ -404,7 +403,7 @@ class Federated(Rounds):
         if self.relay is not None:
             came = dict.fromkeys(dropped, b"") | {m: answer.message for m, answer in uploads.items()}
             if self._sums:
-                came = {} if total is None else {SUM: _little_endian(total)}
+                came = {} if total is None else {SUM: Dense().encode(total[None])[0]}
             self.relay.note(k, came)
         left = np.array([answers[m].left if m in answers else math.nan for m in range(M)])
         return Reply(
@@ -498,8 +497,3 @@ class _Elsewhere:
 
 def _whole(number: Any) -> TypeGuard[int]:
     return isinstance(number, int) and not isinstance(number, bool)
-
-
-def _little_endian(vector: Array) -> bytes:
-    found = host(vector)
-    return found.astype(found.dtype.newbyteorder("<")).tobytes()

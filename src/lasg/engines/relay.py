@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, cast, float64, host, zeros
+from lasg.core.arrays import Array, cast, float64, zeros
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import ClosedFormSGD, Schedule
 
@@ -108,21 +108,13 @@ class Follower:
     def _aggregate(self) -> Array:
         """Return the aggregate of what is held."""
         if sums(self.codec, self.like):
-            dtype = host(self.like).dtype.newbyteorder("<")
             message = self.held.get(SUM, (0, b""))[1]
-            return (
-                cast(np.frombuffer(message, dtype).copy(), self.like) if message else zeros(self.like.shape, self.like)
-            )
+            return Dense().decode([message], self.like)[0] if message else zeros(self.like.shape, self.like)
         rows = zeros((self.workers, self.like.shape[-1]), self.like)
         who = [unit for unit in sorted(self.held) if self.held[unit][1]]
         if who:
             rows[np.array(who)] = self.codec.decode([self.held[unit][1] for unit in who], self.like)
         return aggregate(rows)
-
-    @property
-    def has(self) -> dict[int, int]:
-        """The rounds of the messages that are held."""
-        return {unit: k for unit, (k, _) in self.held.items()}
 
 
 def _size(held: Held) -> int:
