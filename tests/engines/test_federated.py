@@ -13,7 +13,7 @@ import pytest
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.arrays import host
-from lasg.core.codecs import Codec
+from lasg.core.codecs import QSGD, Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness
 from lasg.engines.federated import Federated
@@ -30,6 +30,8 @@ KEYS = [f"site-{m}" for m in range(M)]
 
 class Wire:
     """Carries parcels to nodes in this process, as bytes would be: nothing is shared. Time passes when it is waited."""
+
+    pause = 0.05
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         self.there = nodes
@@ -138,6 +140,8 @@ def test_uploads_and_model_are_the_simulations(name: str, relay: bool) -> None:
     assert not run.refused
     assert run.bytes_up == sum(answer.size for answer in wire.answered)
     assert run.bytes_down == sum(parcel.size for _, parcel in wire.asked)
+    assert run.bytes_up == sum(node.bytes_up for node in wire.there.values())
+    assert run.bytes_down == sum(node.bytes_down for node in wire.there.values())
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if "q" not in name])
@@ -162,6 +166,19 @@ def test_what_changed_the_model_is_told_where_that_is_shorter() -> None:
         told[relay] = downloaded(wire)
         assert all("model" in parcel.arrays for _, parcel in wire.asked if parcel.arrays) == (not relay)
     assert told[True] < 0.5 * told[False]
+
+
+def test_messages_that_are_together_longer_than_the_model_are_told_once_they_are_worth_it() -> None:
+    codec = QSGD(bits=16)
+    run, wire = federation("laqsg-wk2", codec=codec)
+    run.gather(10)
+    p = run.rows.shape[-1]
+    assert M * codec.length(p) > 8 * p > codec.length(p)
+    uploads = int(advanced(run).sum())
+    everything = M * uploads * codec.length(p)  # every upload told to every node
+    assert everything < 0.8 * M * ROUNDS * 8 * p
+    assert downloaded(wire) < 1.2 * everything
+    assert not any(answer.head["kind"] == "lost" for answer in wire.answered)
 
 
 def test_a_node_that_does_not_answer_is_silent_and_the_round_goes_on() -> None:
@@ -238,6 +255,31 @@ def test_nodes_follow_a_server_that_went_on_from_an_older_checkpoint() -> None:
     np.testing.assert_allclose(host(again.server.aggregate), host(again.rows).sum(0), atol=1e-12)
 
 
+def test_a_server_that_goes_on_needs_not_everybody_to_be_there() -> None:
+    run, wire = federation("lasg-wk2")
+    run.gather(10)
+    advanced(run, 3)
+    again = restored(run, wire)
+    gone = wire.there.pop(101)
+    again.gather(10)
+    before = host(again.rows)[1].copy()
+    advanced(again, 2)
+    np.testing.assert_array_equal(host(again.rows)[1], before)
+    assert again.unheard.tolist() == [0, 2, *[0] * (M - 2)]
+    wire.there[101] = gone
+    advanced(again, 1)
+    assert again.unheard[1] == 0
+    wire.there.clear()
+    with pytest.raises(LasgError, match=f"no node came for worker {', '.join(KEYS)} in 10 s"):
+        restored(run, wire).gather(10)
+
+
+def restored(run: Federated, wire: Wire) -> Federated:
+    again = server("lasg-wk2", wire, regression("float64"))
+    again.restore(run.state())
+    return again
+
+
 @pytest.mark.parametrize(("away", "kept"), [("keep", True), ("drop", False)])
 def test_who_is_away_for_long_is_kept_or_dropped_as_the_user_chose(away: Any, kept: bool) -> None:
     run, wire = federation("lasg-wk2", away=away, away_after=4)
@@ -282,8 +324,9 @@ def test_an_answer_of_an_older_round_or_twice_changes_nothing() -> None:
     np.testing.assert_array_equal(host(run.rows)[1], rows[1])
     member_1 = wire.there[101]
     stale = next(parcel for node, parcel in wire.asked if node == 101 and parcel.head["kind"] == "work")
-    before = member_1.memory()
+    before, counts = member_1.memory(), (member_1.bytes_up, member_1.bytes_down)
     assert member_1.answer(stale).head["kind"] == "stale"
+    member_1.bytes_up, member_1.bytes_down = counts  # which alone have changed
     assert member_1.memory() == before
 
 

@@ -49,7 +49,7 @@ def federated(name: str, dtype: str = "float64") -> Federated:
     app = client_app(lambda context, worker: Own(problem, worker))
     return Federated(
         ClosedFormSGD(problem.start(), STEP),
-        carrier=GridCarrier(Inline(app, M, values), 60.0),
+        carrier=GridCarrier(Inline(app, M, values), 60.0, 60.0),
         keys=settings.names,
         laziness=settings.laziness,
         smoothness=problem.smoothness("paper") if settings.rule == "ps" else None,

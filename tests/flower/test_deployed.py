@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ pytest.importorskip("sklearn", reason="the app's data is scikit-learn's")
 
 from safetensors.numpy import load_file
 
-from lasg.flower import keys
-from tests.flower.processes import Deployment
+from lasg.flower import keys, new
+from lasg.flower.trial import Deployment
+from tests.flower import churn
 from tests.flower.test_new import app, trained  # noqa: F401
 
 NODES, ROUNDS = 3, 2
@@ -25,7 +28,9 @@ CONFIG: dict[str, Any] = {"rounds": ROUNDS, "local_steps": 5, "codec": "qsgd8:51
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployed"), NODES) as found:
+    folder = tmp_path_factory.mktemp("deployed")
+    new.create(folder / "lazy")
+    with Deployment(folder, NODES, folder / "lazy") as found:
         found.superlink()
         found.register()
         for name in found.nodes:
@@ -67,6 +72,23 @@ def test_a_node_without_a_registered_key_with_a_wrong_certificate_or_without_tls
     }
     for why, name in refused.items():
         process = deployed.running[name]
-        deployed.until(lambda process=process: process.poll() is not None, 60, f"the node with {why} was not refused")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        assert process.poll() is not None, f"the node with {why} was not refused"
         assert process.returncode != 0, why
         assert "Starting" not in deployed.said(name).partition("rror")[2], why
+
+
+def test_nodes_serverapp_and_superlink_can_be_killed_and_the_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    federation = churn.Federation(tmp_path, 2, deadline=60.0)
+    with federation.deployed:
+        federation.start()
+        federation.until(1)
+        federation.kill_node("0")
+        for what in ("ServerApp", "SuperLink"):
+            federation.kill_server(what)
+            federation.until(federation.rounds + 1)
+        federation.deployed.kill("superlink")
+    found = churn.checked(tmp_path, 2)
+    assert found["lives"] == 3
+    assert found["refused"] >= 1

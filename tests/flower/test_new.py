@@ -66,6 +66,8 @@ def test_a_server_that_was_killed_goes_on_and_counts_nothing_twice(app: Path, tm
     out = trained(app, tmp_path, rule=rule, rounds=7)
     (out / apps.CHECKPOINT).unlink()  # killed between moving the old checkpoint away and writing the new one
     before = lines(out)
+    with (out / "trace.csv").open("a") as file:
+        file.write("8,1")  # and while it wrote the line of the round after
     trained(app, out, rule=rule, resume=True)  # a new run of Flower: the nodes have forgotten everything
     found = lines(out)
     assert found[:6] == before[:6]

@@ -23,7 +23,7 @@ from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
 from lasg.engines.nodes import Parcel, folded, settings
-from lasg.engines.relay import SUM, Held, Relay, aggregate, sums
+from lasg.engines.relay import SUM, Held, Relay, aggregate, length, sums
 from lasg.engines.rounds import Rounds
 from lasg.errors import LasgError
 
@@ -31,14 +31,17 @@ DEADLINE = 60.0
 """Seconds that a round waits for answers."""
 STRIKES = 3
 """Refused answers after which a node is excluded."""
-PAUSE = 0.05
-"""Seconds between two looks for answers."""
 Away = Literal["keep", "drop", "stop"]
 KINDS = ("upload", "silent", "broken", "lost", "stale")
 
 
 class Carrier(Protocol):
     """What brings parcels to nodes, and answers back."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks for answers."""
+        ...
 
     def nodes(self) -> Iterable[int]:
         """Return the nodes that can be reached now."""
@@ -122,8 +125,9 @@ class Federated(Rounds):
         if away not in ("keep", "drop", "stop"):
             raise LasgError(f"away must be keep, drop or stop, got {away!r}")
         codec, theta, M = codec or Dense(), optimizer.theta, len(keys)
+        self.elsewhere = _Elsewhere(M, measure)
         super().__init__(
-            _Elsewhere(M, measure),
+            self.elsewhere,
             optimizer,
             rule=rule,
             laziness=laziness,
@@ -149,11 +153,15 @@ class Federated(Rounds):
         self.samples: IntArray = np.zeros(M, np.int64)
         self.relay = Relay(theta) if relay and optimizer.plain else None
         self.refused: list[Refused] = []
+        """By this server; `refusals` counts those of its lives before, too."""
+        self.refusals = 0
         self.bytes_down = self.bytes_up = 0
         self.node: dict[int, int] = {}
         """Which node is which worker."""
         self.strikes: dict[int, int] = {}
         self.known: dict[int, _Told] = {}
+        self.spare: dict[int, int] = {}
+        """Bytes that each node has saved, or would have if it held all messages: some steps may cost as much."""
         self._greeted: dict[str, int] = {}
         self._seen: set[int] = set()
         self._sums = sums(codec, theta)
@@ -163,16 +171,21 @@ class Federated(Rounds):
     # -- who is there -----------------------------------------------------------------------------------------
 
     def gather(self, seconds: float) -> None:
-        """Wait until every worker has a node; after so many seconds say who is missing."""
+        """Wait until every worker has said how much data it has; after so many seconds say who is missing.
+
+        A server that goes on from a checkpoint knows that already, and needs somebody to begin with.
+        """
         end = self.clock() + seconds
-        while len(self.node) < len(self.keys):
+        while True:
             self._meet()
-            if len(self.node) < len(self.keys):
-                if self.clock() > end:
-                    missing = [key for m, key in enumerate(self.keys) if m not in self.node]
-                    reasons = "".join(f"; {one.reason}" for one in self.refused[-3:])
-                    raise LasgError(f"no node came for worker {', '.join(missing)} in {seconds:g} s{reasons}")
-                self.sleep(PAUSE)
+            missing = [key for key, samples in zip(self.keys, self.samples, strict=True) if not samples]
+            if self.node and not missing:
+                return
+            if self.clock() > end:
+                reasons = "".join(f"; {one.reason}" for one in self.refused[-3:])
+                who = ", ".join(missing or self.keys)
+                raise LasgError(f"no node came for worker {who} in {seconds:g} s{reasons}")
+            self.sleep(self.carrier.pause)
 
     def _meet(self) -> list[int]:
         """Greet nodes that are new, forget those that left; return the workers that have come."""
@@ -239,7 +252,7 @@ class Federated(Rounds):
                 if m in wanted and m not in answers and m not in {asked for asked, _ in pending.values()}:
                     self._ask(m, opened, pending)
             if pending and not came:
-                self.sleep(PAUSE)
+                self.sleep(self.carrier.pause)
         self.unheard += 1
         self.unheard[list(answers)] = 0
         return self._reply(opened.k, answers, dropped)
@@ -262,7 +275,10 @@ class Federated(Rounds):
         k, known = opened.k, self.known.get(m)
         steps = None
         if self.relay is not None and known is not None and not whole:
-            steps = self.relay.path(known.at, known.has, k)
+            spare = self.spare.get(m, 0)
+            steps = self.relay.path(known.at, known.has, k, spare)
+            saved = self.relay.lost(known.at, k) if steps is None else self.relay.limit - length(steps)
+            self.spare[m] = spare + saved
         head: dict[str, Any] = {
             "kind": "work",
             "run": self.run,
@@ -385,6 +401,7 @@ class Federated(Rounds):
                 del self.node[m]
                 self.known.pop(m, None)
             found.append(Refused(self.server.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
+        self.refusals += 1
         for one in found:
             self.refused.append(one)
             if self.report is not None:
@@ -422,6 +439,10 @@ class Federated(Rounds):
         """Return how many workers the round was opened to."""
         return len(self._messaged)
 
+    def measure(self) -> tuple[float, float | None]:
+        """Return what the server can measure at the current model, in one pass."""
+        return self.elsewhere.measured(self.theta)
+
     # -- what survives the server -------------------------------------------------------------------------------
 
     def state(self, *, live: bool = False) -> dict[str, Any]:
@@ -436,6 +457,7 @@ class Federated(Rounds):
             "samples": self.samples,
             "strikes": [[node, count] for node, count in self.strikes.items()],
             "bytes": [self.bytes_down, self.bytes_up],
+            "refused": self.refusals,
             "held": [[unit, k, np.frombuffer(message, np.uint8)] for unit, (k, message) in held.items()],
         }
         state = {**super().state(live=True), "federation": mine}
@@ -450,7 +472,8 @@ class Federated(Rounds):
         self.last, self.unheard, self.samples = (host(mine[name]).copy() for name in ("last", "unheard", "samples"))
         self.strikes = dict(map(tuple, mine["strikes"]))
         self.bytes_down, self.bytes_up = mine["bytes"]
-        self.node, self.known, self._greeted, self._seen = {}, {}, {}, set()
+        self.refusals = mine["refused"]
+        self.node, self.known, self.spare, self._greeted, self._seen = {}, {}, {}, {}, set()
         if self.relay is not None:
             self.relay = Relay(self.theta)
             self.relay.before = {unit: (k, host(message).tobytes()) for unit, k, message in mine["held"]}
@@ -471,13 +494,17 @@ class _Elsewhere:
         """Refuse: nobody computes here."""
         raise LasgError("the server of a federation has no data to differentiate on")
 
+    def measured(self, theta: Array) -> tuple[float, float | None]:
+        """Return loss and accuracy, NaN and None if the server can measure nothing."""
+        return (math.nan, None) if self._measure is None else self._measure(theta)
+
     def loss(self, theta: Array) -> float:
-        """Return what the server can measure, NaN if nothing."""
-        return math.nan if self._measure is None else self._measure(theta)[0]
+        """Return the loss alone."""
+        return self.measured(theta)[0]
 
     def accuracy(self, theta: Array) -> float | None:
-        """Return what the server can measure."""
-        return None if self._measure is None else self._measure(theta)[1]
+        """Return the accuracy alone."""
+        return self.measured(theta)[1]
 
     def export(self, theta: Array) -> Any:
         """Return the model as one vector: names belong to the nodes."""

@@ -77,6 +77,8 @@ class Node:
         self.oracle, self.rule, self.codec, self.schedule = oracle, rule, codec, schedule
         self.D, self.seed, self.H = D, seed, local_steps
         self.settings = settings(rule, codec, D, local_steps, seed, like)
+        self.bytes_up = self.bytes_down = 0
+        """What it has sent and received, as far as it remembers."""
         self._forget("", 0, 1)
 
     def _forget(self, run: str, worker: int, workers: int) -> None:
@@ -99,6 +101,12 @@ class Node:
 
     def answer(self, asked: Parcel) -> Parcel:
         """Do what the server asks."""
+        found = self._answered(asked)
+        self.bytes_down += asked.size
+        self.bytes_up += found.size
+        return found
+
+    def _answered(self, asked: Parcel) -> Parcel:
         kind = asked.head.get("kind")
         if kind == "hello":
             theirs = json.loads(asked.head["settings"])
@@ -167,6 +175,7 @@ class Node:
             "who": [self.run, self.worker, self.count],
             "life": self.life,
             "rounds": [self.k, self.last, self.epoch, self.follower.at],
+            "bytes": [self.bytes_up, self.bytes_down],
             "model": self.follower.theta,
             "held": held,
             "workers": self.workers.state(),
@@ -179,6 +188,7 @@ class Node:
         state = unpacked(data, "this node's memory")
         self._forget(*state["who"])
         self.life = state["life"]
+        self.bytes_up, self.bytes_down = state["bytes"]
         self.k, self.last, self.epoch, self.follower.at = state["rounds"]
         self.follower.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
         self.follower.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}

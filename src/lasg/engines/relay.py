@@ -69,10 +69,10 @@ class Relay:
         """What is held now."""
         return (self.held(max(self.log)) or {}) if self.log else dict(self.before)
 
-    def path(self, at: int, has: Mapping[int, int], k: int) -> list[Step] | None:
+    def path(self, at: int, has: Mapping[int, int], k: int, spare: int = 0) -> list[Step] | None:
         """Return the steps from the model of round `at` to that of round k, None where the model is shorter.
 
-        `has` are the rounds of the messages that the node holds.
+        `has` are the rounds of the messages that the node holds. They may be longer than the model by `spare` bytes.
         """
         if at == k:
             return []
@@ -81,7 +81,13 @@ class Relay:
             return None
         missing = {unit: (j, message) for unit, (j, message) in first.items() if has.get(unit) != j}
         steps = [Step(at, missing), *(Step(j, self.log[j]) for j in range(at + 1, k))]
-        return steps if sum(_size(step.came) for step in steps) <= self.limit else None
+        return steps if length(steps) <= self.limit + spare else None
+
+    def lost(self, at: int, k: int) -> int:
+        """Return by how many bytes the steps were shorter than the model, if the node held what was before them."""
+        if at not in self.log:
+            return 0
+        return max(0, self.limit - sum(_size(self.log[j]) for j in range(at + 1, k)))
 
 
 class Follower:
@@ -115,6 +121,11 @@ class Follower:
         if who:
             rows[np.array(who)] = self.codec.decode([self.held[unit][1] for unit in who], self.like)
         return aggregate(rows)
+
+
+def length(steps: Sequence[Step]) -> int:
+    """Return the bytes of all messages in the steps."""
+    return sum(_size(step.came) for step in steps)
 
 
 def _size(held: Held) -> int:

@@ -34,17 +34,27 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for one writer; a second one is told so. The system lets go of it when the process ends."""
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+        handle = _lock(folder / LOCK)
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LasgError(f"another process is writing {folder}: wait for it, or take another --out") from None
         yield
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    """Return the handle of a lock that only this process has."""
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is None or (path.exists() and os.path.samestat(os.fstat(handle), path.stat())):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise LasgError(f"another process is writing {path.parent}: wait for it, or take another folder") from None
+        os.close(handle)  # who had it before has removed it since it was opened
 
 
 def sweep(folder: Path) -> None:

@@ -10,6 +10,8 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
@@ -24,7 +26,7 @@ from lasg.core.workers import Oracle
 from lasg.engines.federated import Federated, Refused
 from lasg.engines.nodes import Node
 from lasg.errors import LasgError
-from lasg.experiments.files import write_atomically
+from lasg.experiments.files import locked, write_atomically
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
 from lasg.packing import packed, unpacked
@@ -73,7 +75,19 @@ def client_app(make_problem: MakeProblem, mods: Sequence[Any] = ()) -> ClientApp
     @app.train()
     def train(message: Message, context: Context) -> Message:
         node = _node(context, make_problem)
-        answer = node.answer(parcel(message.content))
+        asked = parcel(message.content)
+        answer = node.answer(asked)
+        log(
+            INFO,
+            "lasg: worker %s, round %s: %s, %d bytes up and %d down, so far %d and %d",
+            node.key,
+            answer.head.get("round", "none"),
+            answer.head["kind"],
+            answer.size,
+            asked.size,
+            node.bytes_up,
+            node.bytes_down,
+        )
         context.state[MEMORY] = ConfigRecord({"memory": node.memory()})
         return Message(records(answer), reply_to=message)
 
@@ -144,7 +158,7 @@ def train(
 
     run = Federated(
         ClosedFormSGD(theta, Constant(settings.eta)),
-        carrier=GridCarrier(grid, settings.deadline),
+        carrier=GridCarrier(grid, settings.deadline, settings.wait),
         keys=settings.names,
         laziness=settings.laziness,
         deadline=settings.deadline,
@@ -158,6 +172,16 @@ def train(
         **settings.shared,
     )
     folder = Path(settings.out)
+    with locked(folder):
+        _rounds(run, settings, folder)
+        flat.point_at(run.theta)
+        named = {name: value.contiguous() for name, value in model.state_dict().items()}
+        write_atomically(folder / "model.safetensors", save(named))
+    return run
+
+
+def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
+    """Do all rounds, with a line in the trace and a checkpoint after each."""
     trace = Trace(folder / "trace.csv")
     if settings.resume:
         resume(run, folder)
@@ -169,8 +193,10 @@ def train(
         done = run.step()
         last = run.server.k == settings.rounds
         loss, accuracy = run.measure() if last or run.server.k % settings.evaluate_every == 0 else (None, None)
+        trace.add(run, done.uploaded, time.monotonic() - began, loss, accuracy)
         checkpoint(run, folder)
-        trace.add(run, done.uploaded.sum(), time.monotonic() - began, loss, accuracy)
+        if run.unheard.all():
+            log(WARNING, "lasg: round %d: nobody answered in %g s: raise deadline", run.server.k, settings.deadline)
         log(
             INFO,
             "lasg: round %d of %d, %d of %d uploaded, %d uploads so far%s%s",
@@ -182,11 +208,6 @@ def train(
             "" if loss is None else f", loss {loss:.4f}",
             "" if accuracy is None else f", accuracy {100 * accuracy:.2f} %",
         )
-    flat.point_at(run.theta)
-    write_atomically(
-        folder / "model.safetensors", save({name: value.contiguous() for name, value in model.state_dict().items()})
-    )
-    return run
 
 
 def _told(refused: Refused) -> None:
@@ -206,6 +227,9 @@ def checkpoint(run: Federated, folder: Path) -> None:
         "run": run.run,
         "settings": run.settings,
         "ledger": dict(zip(COUNTS, run.ledger.row(), strict=True)),
+        "bytes up": run.bytes_up,
+        "bytes down": run.bytes_down,
+        "refused answers": run.refusals,
     }
     write_atomically(folder / STATUS, (json.dumps(status, indent=2) + "\n").encode())
 
@@ -225,7 +249,10 @@ def resume(run: Federated, folder: Path) -> None:
 
 
 class Trace:
-    """A line a round, of what was sent and measured."""
+    """A line a round, of what was sent and measured.
+
+    A round's line is written before its checkpoint: there is a line for every round that a server can go on from.
+    """
 
     FIELDS = (
         "round",
@@ -238,24 +265,27 @@ class Trace:
         "seconds",
         "loss",
         "accuracy",
+        "who",
     )
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def begin(self, k: int) -> None:
-        """Keep the lines of the rounds that the run goes on from."""
-        kept = self.path.read_text() if k and self.path.exists() else ""
-        rows = list(csv.DictReader(kept.splitlines()))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(row for row in rows if int(row["round"]) <= k)
+        """Keep the lines of the first k rounds: the run goes on from there, and a line after them may be half."""
+        header = ",".join(self.FIELDS)
+        found = self.path.read_text().splitlines() if k and self.path.exists() else []
+        kept = found[1 : k + 1] if found[:1] == [header] else []
+        write_atomically(self.path, "".join(f"{line}\n" for line in (header, *kept)).encode())
 
-    def add(self, run: Federated, uploads: int, seconds: float, loss: float | None, accuracy: float | None) -> None:
-        """Write the line of a round."""
-        ledger = run.ledger
-        counts = (run.server.k, uploads, ledger.uploads, ledger.bits_up, run.bytes_up, run.bytes_down, ledger.gradients)
+    def add(
+        self, run: Federated, who: npt.NDArray[np.bool_], seconds: float, loss: float | None, accuracy: float | None
+    ) -> None:
+        """Write the line of a round; `who` has uploaded in it."""
+        ledger, keys = run.ledger, [key for key, uploaded in zip(run.keys, who, strict=True) if uploaded]
+        counts = (run.server.k, len(keys), ledger.uploads, ledger.bits_up)
+        sent = (run.bytes_up, run.bytes_down, ledger.gradients)
         with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow((*counts, round(seconds, 3), loss, accuracy))
+            csv.writer(file, lineterminator="\n").writerow(
+                (*counts, *sent, round(seconds, 3), loss, accuracy, " ".join(keys))
+            )

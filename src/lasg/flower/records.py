@@ -53,10 +53,15 @@ def _numbers(value: Array) -> npt.NDArray[Any]:
 
 
 class GridCarrier:
-    """Flower's grid. Messages of a round have its number as their group, and live as long as it waits."""
+    """Flower's grid. Messages of a round have its number as their group, and live as long as it waits.
 
-    def __init__(self, grid: Grid, ttl: float) -> None:
-        self.grid, self.ttl = grid, ttl
+    Others may be answered late: a node that starts is slow.
+    """
+
+    pause = 0.5  # a SuperNode looks for work every 3 s, and for its ClientApp's answer every 0.5 s
+
+    def __init__(self, grid: Grid, deadline: float, wait: float) -> None:
+        self.grid, self.deadline, self.wait = grid, deadline, max(deadline, wait)
         self._nodes: list[int] = []
         self._looked = -float("inf")
 
@@ -69,7 +74,8 @@ class GridCarrier:
     def push(self, node: int, sent: Parcel) -> str:
         """Send a parcel to a node."""
         group = str(sent.head.get("round", ""))
-        message = Message(records(sent), node, MessageType.TRAIN, ttl=self.ttl, group_id=group)
+        ttl = self.deadline if group else self.wait
+        message = Message(records(sent), node, MessageType.TRAIN, ttl=ttl, group_id=group)
         return next(iter(self.grid.push_messages([message])), "")
 
     def pull(self, names: Sequence[str]) -> Iterable[tuple[str, Parcel | None]]:

@@ -1,0 +1,1 @@
+"""The paper's CNN on MNIST: lazy aggregation, or Flower's FedAvg."""
