@@ -79,9 +79,10 @@ def test_the_best_step_has_the_least_bound() -> None:
 )
 def test_a_theorem_says_which_number_it_lacks_and_which_assumption_gives_it(theorem: Any, missing: str) -> None:
     assumption = next(label for label, names in ASSUMPTIONS.items() if missing in names)
+    without: dict[str, Any] = {missing: None}
     with pytest.raises(LasgError, match=f"{theorem.label} needs {missing}: {assumption}"):
-        theorem(replace(KNOWN, **{missing: None}))
-    Nonconvex(replace(KNOWN, **{missing: None}))
+        theorem(replace(KNOWN, **without))
+    Nonconvex(replace(KNOWN, **without))
 
 
 @pytest.mark.parametrize(

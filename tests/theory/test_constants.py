@@ -218,5 +218,6 @@ def test_a_step_beyond_which_no_gamma_exists_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"L": 0.0}, {"M": 0}, {"c": ()}, {"c": (-1.0,)}])
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    settings_: dict[str, Any] = {"L": 1.0, "M": 1, "c": (1.0,)}
     with pytest.raises(LasgError, match=r"L must be|at least one worker"):
-        of.Setting(**({"L": 1.0, "M": 1, "c": (1.0,)} | wrong))
+        of.Setting(**(settings_ | wrong))

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 GUIDES = {"stronglyconvex": (-1.0, "1 / K"), "nonconvex": (-0.5, "1 / sqrt(K)")}
 """The promised slopes."""
+WHAT = {
+    "stronglyconvex": "L(theta^K) - L*",
+    "nonconvex": "mean squared gradient",
+    "variance": "left side over sigma_m^2",
+}
+"""What is on the other axis."""
 TITLES = {
-    "stronglyconvex": "Strongly convex: L(theta^K) - L*, step 2 / (mu (k + K0))",
-    "nonconvex": "Not convex: mean squared gradient over K rounds, step of order 1 / sqrt(K)",
-    "variance": "Left sides of the rules over sigma_m^2: LAG's keeps the noise, LASG's lose it",
+    "stronglyconvex": "Strongly convex, eta_k = 2 / (mu (k + K0))",
+    "nonconvex": "Not convex, eta of order 1 / sqrt(K)",
+    "variance": "Left sides of the rules: LAG's keeps the noise",
     "descent": "What the descent lemmas leave to their noise term, as a share of it: at most 1",
 }
 """The figures by name."""
@@ -53,7 +59,8 @@ def _decline(axis: Axes, name: str, curves: Sequence[Curve]) -> None:
         _curve(axis, one, place)
     bounds = {one.bound.tobytes(): (one.algorithm, one.x, one.bound) for one in curves if one.bound is not None}
     for (algorithm, x, bound), dashes in zip(reversed(bounds.values()), ("--", ":"), strict=False):
-        what = "floor of LAG's" if name == "variance" else f"bound of {algorithm}"
+        kind = "quantised" if style(algorithm).hollow else "plain"
+        what = "floor of LAG's" if name == "variance" else f"bound, {kind}"
         axis.plot(x, bound, dashes, color="#444444", linewidth=1.1, label=what)
     if name in GUIDES:
         power, label = GUIDES[name]
@@ -63,6 +70,7 @@ def _decline(axis: Axes, name: str, curves: Sequence[Curve]) -> None:
     logarithmic(axis.xaxis)
     logarithmic(axis.yaxis)
     axis.set_xlabel("rounds K (log)")
+    axis.set_ylabel(f"{WHAT[name]} (log)")
 
 
 def _descents(figure: Figure, curves: Sequence[Curve]) -> None:

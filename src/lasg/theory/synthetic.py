@@ -205,12 +205,22 @@ class Ripples:
 
     @cached_property
     def lowest(self) -> float:
-        """L*: cos is 1 in every entry of the sum."""
+        """L*."""
         return float(self.size[1] * self.height.sum() - self.amplitude.sum())
 
+    @cached_property
+    def minimiser(self) -> Vector:
+        """theta*, one of them: cos is 1 in every entry of the sum."""
+        return np.angle(self._sum)
+
     def start(self) -> Vector:
-        """Return theta^0: a quarter of a wave from the minimiser in every entry."""
-        return np.angle(self._sum) + math.pi / 2
+        """Return theta^0: theta*, but every tenth entry two radians away, where the loss is not convex.
+
+        With all entries away the noise would be lost beside the way to the minimum.
+        """
+        found = self.minimiser.copy()
+        found[::10] += 2.0
+        return found
 
     def sampled(self, theta: Vector, workers: Indices | slice, xi: Vector) -> Vector:
         """Return a_m sin(theta - u_m - s xi)."""
@@ -296,7 +306,7 @@ def quadratics(M: int = 4, p: int = 500, L: float = 3.0, mu: float = 1.0, seed: 
     return Quadratics(curvature, centre, np.linspace(1.0, 0.5, M))
 
 
-def ripples(M: int = 4, p: int = 40, deviation: float = 0.7, seed: int = 0) -> Ripples:
+def ripples(M: int = 4, p: int = 40, deviation: float = 1.0, seed: int = 0) -> Ripples:
     """Return ripples of uneven workers: each is half as high as the one before, and somewhat out of phase."""
     rng = np.random.default_rng(seed)
     height = 0.5 ** np.arange(M)
