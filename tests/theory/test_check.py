@@ -42,7 +42,7 @@ def test_nothing_that_the_paper_promises_fails(findings: check.Findings) -> None
 
 
 def test_the_lemmas_and_bounds_hold_with_their_whole_interval(findings: check.Findings) -> None:
-    wanted = [claim for claim in findings.claims if "slope" not in claim.what]
+    wanted = [claim for claim in findings.claims if claim.promised and "slope" not in claim.what]
     assert {claim.label for claim in wanted} >= {"lemma:lossdescent", "lemma:lyapunovdescent", "eqn:variance-wk"}
     assert all(claim.verdict == "holds" for claim in wanted)
 
@@ -50,7 +50,7 @@ def test_the_lemmas_and_bounds_hold_with_their_whole_interval(findings: check.Fi
 def test_not_convex_the_mean_squared_gradient_falls_as_one_over_the_root(findings: check.Findings) -> None:
     slopes = [claim for claim in findings.claims if claim.label in {"thm:nonconvex", "thm:LAQSG"} and claim.most < 0]
     assert len(slopes) == 4
-    assert all(claim.verdict == "holds" for claim in slopes)
+    assert all(-0.6 < claim.found.value < -0.4 for claim in slopes)
 
 
 def test_lag_keeps_the_noise_in_its_left_side_and_wk2_loses_it(findings: check.Findings) -> None:
