@@ -24,6 +24,7 @@ QUANTISER = 2
 DROPOUT = 3
 AUGMENTATION = 4
 START = 5
+NOISE = 6
 
 
 def mix(z: UInt64) -> UInt64:

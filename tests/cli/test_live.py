@@ -293,6 +293,18 @@ def test_data_that_is_fetched_is_told_in_megabytes(clock: Clock, monkeypatch: py
     assert lines() == ["covtype.data.gz: 5 of 11 MB"]
 
 
+def test_a_count_is_told_with_what_is_under_way_and_the_time_left(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = lines_of(monkeypatch)
+    with live.counting(400, "theory check") as tell:
+        clock.now += 6
+        tell(100, "convex, sgd")
+        clock.now += 1
+        tell(100, "too soon for a line")
+    assert lines() == ["theory check: 25 %; convex, sgd, 18 s left"]
+
+
 # -- a terminal ----------------------------------------------------------------------------------------------
 
 
@@ -318,6 +330,13 @@ def test_a_terminal_shows_loss_savings_speed_and_time_left(
         report(status(0.5, 10.0, rounds=12_500, saved=0.63))
     for words in ("12 algorithms on digits", "loss 0.1235", "63 % of uploads saved", "1250 rounds/s", f"{left} s left"):
         assert words in shown(), f"{words} is cut off in a terminal of {width} columns"
+
+
+def test_a_terminal_shows_how_far_a_count_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    with live.counting(4, "theory check") as tell:
+        tell(1, "convex, sgd")
+    assert "theory check: convex, sgd" in shown()
 
 
 def test_a_terminal_shows_how_far_one_run_is(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.arrays import stacked
 from lasg.core.codecs import QSGD, Dense
 from lasg.core.iterates import Iterates
-from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.core.rules import PS, RULES, WK1, Record, Rule, lag, ps, smoothness_estimate, wk1, wk2
+from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
+from lasg.core.rules import PS, RULES, WK1, WK2, Record, Rule, lag, ps, smoothness_estimate, wk1, wk2
 from lasg.core.server import Laziness, Server
 from lasg.errors import Diverged, LasgError
 from tests.core.toy import KINDS, LAZY, M, P, Run, as_kind, numpy_of
@@ -36,6 +36,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
         ("window", 0),
         ("window", 2.5),
         ("start", "twice"),
+        ("c_d", -1.0),
+        ("c_d", float("inf")),
     ],
 )
 def test_wrong_settings_are_refused_with_their_name_and_value(name: str, value: Any) -> None:
@@ -48,6 +50,19 @@ def test_wrong_settings_are_refused_with_their_name_and_value(name: str, value: 
 def test_the_defaults_are_the_papers() -> None:
     defaults = Laziness(workers=10)
     assert (defaults.D, defaults.c, defaults.window) == (100, 0.1, 10)
+
+
+def test_a_constant_c_d_does_not_follow_the_step() -> None:
+    laziness = Laziness(workers=2, c_d=8.0)
+    server = Server(ClosedFormSGD(np.ones(P), Decreasing(1.0, 4.0)), WK2, laziness)
+    server.close(np.ones(2, np.bool_), np.full(P, 0.5))
+    assert server.threshold(0.5) == server.threshold(1e-3) == pytest.approx(2 * P * 0.25**2)
+
+
+def test_a_constant_c_d_is_refused_where_no_step_is_plain() -> None:
+    momentum = TorchOptimizer(np.zeros(P), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    with pytest.raises(LasgError, match="c_d weighs moves of plain SGD"):
+        Server(momentum, WK2, Laziness(workers=2, c_d=1.0))
 
 
 def test_ps_without_smoothness_constants_is_refused() -> None:

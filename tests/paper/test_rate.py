@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -47,15 +45,12 @@ def errors(rule: str, c: float | None, seed: int, best: float) -> tuple[npt.NDAr
         problem,
         ClosedFormSGD(np.zeros(P), SCHEDULE),
         rule=RULES[rule],
-        laziness=Laziness(workers=M, D=D, c=c or 0.0, window=D),
+        laziness=Laziness(workers=M, D=D, c=c or 0.0, window=D, c_d=largest if c is None else None),
         seed=seed,
         smoothness=L,
     )
     found = np.empty(LAST // STRIDE)
     for k in range(LAST):
-        if c is None:  # lasg divides by eta_k^2; the theorem's c_d does not depend on k
-            laziness = simulation.server.laziness
-            simulation.server.laziness = dataclasses.replace(laziness, c=largest * SCHEDULE(k) ** 2)
         simulation.step()
         if k % STRIDE == STRIDE - 1:
             found[k // STRIDE] = problem.loss(simulation.theta) - best

@@ -194,6 +194,27 @@ def _lines(meter: Meter, what: str) -> Iterator[Report]:
 
 
 @contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[int, str], None]]:
+    """Show how far a count goes; give the function to tell how many more are done, and what is under way."""
+    done, started = 0, time.monotonic()
+    if not _draws():
+        log = Log()
+
+        def tell(more: int, note: str) -> None:
+            nonlocal done
+            done += more
+            left = (time.monotonic() - started) * (total - done) / max(done, 1)
+            log(lambda: f"{what}: {100 * done / total:.0f} %; {note}, {about(left)} left")
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as bars:
+        bar = bars.add_task(what, total=total)
+        yield lambda more, note: bars.update(bar, advance=more, description=f"{what}: {note}")
+
+
+@contextmanager
 def fetching() -> Iterator[Told]:
     """Show each thing that is downloaded or prepared; give the function to tell it to."""
     if not _draws():

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import data, experiments, figure, flower, lists, paper, report
+from lasg.cli import data, experiments, figure, flower, lists, paper, report, theory
 from lasg.cli.show import err
 from lasg.errors import Elsewhere, LasgError
 from lasg.experiments.clock import EVERY
@@ -33,6 +33,7 @@ app.command()(report.report)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
+app.add_typer(theory.app, name="theory")
 
 
 def _version(wanted: bool) -> None:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Laziness:
-    """How lazy: the constants of the rules' right side, (c / (eta^2 M^2)) * sum of the last moves."""
+    """How lazy: the constants of the rules' right side, (c / (eta^2 M^2)) * sum of the last moves.
+
+    Or, as the theorems have it, (c_d / M^2) * the same sum, with a c_d that does not follow the step.
+    """
 
     workers: int
     """M."""
@@ -36,6 +39,8 @@ class Laziness:
     """How many moves are summed: c_d = 0 beyond it, and beyond D, where the paper's sum ends."""
     start: Literal["ask-twice", "zero"] = "ask-twice"
     """How PSE begins: everybody asked at k = 0 and k = 1, or only at k = 0 with L-hat = 0 after it."""
+    c_d: float | None = None
+    """A constant weight of every move, before division by M^2; None: c / eta_k^2. Takes the place of c."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or self.workers < 1:
@@ -48,6 +53,8 @@ class Laziness:
             raise LasgError(f"window must be an integer >= 1, got {self.window!r}")
         if self.start not in {"ask-twice", "zero"}:
             raise LasgError(f"start must be 'ask-twice' or 'zero', got {self.start!r}")
+        if self.c_d is not None and not 0 <= self.c_d < float("inf"):
+            raise LasgError(f"c_d must be >= 0 and finite, or None for c / eta^2, got {self.c_d!r}")
 
 
 class Opened(NamedTuple):
@@ -79,6 +86,8 @@ class Server:
     ) -> None:
         M = laziness.workers
         theta = optimizer.theta
+        if laziness.c_d is not None and not optimizer.plain:
+            raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
@@ -105,6 +114,8 @@ class Server:
         With plain SGD it is the paper's, from the squared moves. Otherwise the history holds squared norms of
         the aggregate, which is the same number for SGD of one step size.
         """
+        if self.laziness.c_d is not None:
+            return self.laziness.c_d / self.laziness.workers**2 * sum(self.history)
         scale = self.laziness.c / self.laziness.workers**2
         if scale == 0 or scale == float("inf"):
             return scale  # inf means: silent until due; inf * 0 would be nan

@@ -57,7 +57,7 @@ def check(path: Path) -> None:
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
+def drawing() -> Iterator[None]:
     """Draw in the one style of this program, without a warning for a title in a script that the font lacks."""
     from matplotlib import rc_context
 
@@ -71,7 +71,7 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix[1:].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     buffer = io.BytesIO()
-    with _drawing():
+    with drawing():
         figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
     write_atomically(path, buffer.getvalue())
 
@@ -80,8 +80,8 @@ def draw(kind: str, runs: Sequence[Run], title: str, network: Network | None = N
     """Draw a figure of one of the `KINDS`."""
     if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
         raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
-    with _drawing():
-        return _settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
+    with drawing():
+        return settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
 
 
 def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
@@ -93,14 +93,14 @@ def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | N
     if all(run.status == "diverged" for run in runs):
         return False
     columns = ["uploads", "bits_up", *([] if network is None else ["megabytes", "seconds"])]
-    with _drawing():
+    with drawing():
         pairs = [(column, "loss") for column in columns]
-        figure = _settled(_panels(series(runs), pairs, network, columns=2), title)
+        figure = settled(_panels(series(runs), pairs, network, columns=2), title)
     save(figure, path)
     return True
 
 
-def _settled(figure: Figure, title: str) -> Figure:
+def settled(figure: Figure, title: str) -> Figure:
     """Add the title, and lay the figure out once: saving it in one format must not change it for the next."""
     per_line = int(8 * figure.get_figwidth())
     figure.suptitle(textwrap.fill(title, per_line), x=0.01, ha="left", fontweight="bold")
@@ -174,13 +174,13 @@ def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: i
     seen = curve.x > 0
     x, y, spread = curve.x[seen], scale * curve.y[seen], scale * curve.spread[seen]
     lost = f" ({one.diverged} of {len(one.runs)} diverged)" if one.diverged else ""
-    axis.plot(x, y, label=one.label + lost, markevery=(0.02 + 0.011 * place, 0.16), **_line(look))
+    axis.plot(x, y, label=one.label + lost, markevery=(0.02 + 0.011 * place, 0.16), **line(look))
     if spread.any():
         # Below zero a logarithmic axis has no place: the band ends at a hundredth of the mean.
         axis.fill_between(x, np.maximum(y - spread, 0.01 * y), y + spread, color=look.colour, alpha=0.13, linewidth=0)
 
 
-def _line(look: Style) -> dict[str, Any]:
+def line(look: Style) -> dict[str, Any]:
     """Return the look of a curve in matplotlib's words."""
     return {
         "color": look.colour,
@@ -193,14 +193,14 @@ def _line(look: Style) -> dict[str, Any]:
 
 
 def _axes(axis: Axes, y: str, label: str) -> None:
-    _log(axis.xaxis)
+    logarithmic(axis.xaxis)
     axis.set_xlabel(f"{label} (log)")
     axis.set_ylabel(LABELS[y] + (" (log)" if y == "loss" else ""))
     if y == "loss":
-        _log(axis.yaxis)
+        logarithmic(axis.yaxis)
 
 
-def _log(axis: Axis) -> None:
+def logarithmic(axis: Axis) -> None:
     """Make an axis logarithmic, its numbers written as 0.5, 200, 10k, 1M."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -237,7 +237,7 @@ def toy(runs: Sequence[Run]) -> Figure:
     for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
         y = uploads_per(one.runs, 10)
         name = f"{one.algorithm}, c = {one.runs[0].spec.c:g}"
-        axis.plot(10 * np.arange(len(y)), y, label=name, markevery=(4 + 5 * place, 20), **_line(look))
+        axis.plot(10 * np.arange(len(y)), y, label=name, markevery=(4 + 5 * place, 20), **line(look))
     axis.set_xlabel("iterations")
     axis.set_ylabel(f"uploads in 10 iterations (at most {10 * runs[0].spec.workers})")
     axis.set_ylim(bottom=0)
@@ -282,12 +282,12 @@ def ages(runs: Sequence[Run]) -> Figure:
         if not len(tau):
             continue
         chunks = _windows(len(tau))
-        look = _line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
+        look = line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
         middle = [(start + end) / 2 for start, end in chunks]
         mean.plot(middle, [tau[start:end].mean() for start, end in chunks], **look)
         oldest.plot(middle, [tau[start:end].max() for start, end in chunks], **look)
     for axis, name in ((mean, "mean over workers"), (oldest, "the oldest gradient in use")):
-        _log(axis.xaxis)
+        logarithmic(axis.xaxis)
         axis.set_xlabel("round (log)")
         axis.set_title(name, loc="left")
         axis.set_ylabel("staleness in rounds")
@@ -320,8 +320,8 @@ def sides(runs: Sequence[Run]) -> Figure:
             look = {"color": colours[i % 6], "marker": marks[i % 6], "markersize": 2.6, "alpha": 0.8}
             axis.plot(chosen, left[chosen, i], linestyle="none", label=f"left side, worker {worker}", **look)
         axis.plot(chosen, threshold[chosen], color="black", linewidth=1.4, label="right side (threshold)")
-        _log(axis.xaxis)
-        _log(axis.yaxis)
+        logarithmic(axis.xaxis)
+        logarithmic(axis.yaxis)
     for axis in axes[len(runs) :]:
         axis.set_axis_off()
     for axis in axes[max(0, len(runs) - 3) : len(runs)]:
@@ -351,7 +351,7 @@ def networks(runs: Sequence[Run]) -> Figure:
         found = [rows[one.label] or np.nan for rows in faster]
         at = np.arange(len(PRESETS)) + 0.05 * (place - len(shown) / 2)
         missed = " (not reached)" if faster[0][one.label] is None else ""
-        axis.plot(at, found, label=one.label + missed, **(_line(look) | {"linestyle": "none", "markersize": 6.5}))
+        axis.plot(at, found, label=one.label + missed, **(line(look) | {"linestyle": "none", "markersize": 6.5}))
     axis.set_xlabel("network")
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(PRESETS)), list(PRESETS))
