@@ -243,10 +243,11 @@ def _parts(spec: Spec, of: Problem, rule: Rule | None = None, codec: Codec | Non
     chosen = algorithm(spec.algorithm)
     rule = rule or chosen.rule
     needs_smoothness = rule.where == "server" and rule.estimate is None
+    laziness = {name: getattr(spec, name) for name in ("workers", "D", "c", "window", "start", "c_d")}
     return {
         "rule": rule,
         "codec": codec or chosen.codec(spec.bits, spec.bucket),
-        "laziness": Laziness(workers=spec.workers, D=spec.D, c=spec.c, window=spec.window, start=spec.start),
+        "laziness": Laziness(**laziness),
         "local_steps": chosen.local_steps(spec.H),
         "seed": spec.seed,
         "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,
