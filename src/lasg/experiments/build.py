@@ -15,7 +15,7 @@ from lasg.core import optimizers
 from lasg.core.algorithms import algorithm
 from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
-from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
+from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.data import weights
@@ -154,11 +154,12 @@ def optimizer(spec: Spec, theta: Array) -> Optimizer:
         if spec.optimizer_options:
             given = ", ".join(spec.optimizer_options)
             raise LasgError(f"optimizer sgd takes no options, got {given}. optimizer = 'SGD' is torch's, and does")
-        return ClosedFormSGD(theta, _schedule(spec))
+        return ClosedFormSGD(theta, schedule(spec))
     return _torch_optimizer(spec, theta)
 
 
-def _schedule(spec: Spec) -> Schedule:
+def schedule(spec: Spec) -> Constant | Decreasing:
+    """Return the step sizes of a spec whose optimizer is plain SGD in closed form."""
     if spec.schedule == "constant":
         if spec.schedule_options:
             raise LasgError(f"schedule 'constant' takes no options, got {', '.join(spec.schedule_options)}")
