@@ -110,6 +110,11 @@ def test_a_networks_practical_step_is_not_above_the_tasks() -> None:
     assert columns(Run(rule="wk2", rounds=1000, network=True))["practical"].settings.schedule(0) == 0.5
 
 
+def test_of_a_network_the_theorem_holds_only_as_far_as_its_start_tells() -> None:
+    said = columns(Run(rule="wk2", rounds=1000, network=True), mu=None)["safe"].gives_up
+    assert "if L is nowhere larger than at theta^0" in said
+
+
 def test_of_a_rule_without_a_theorem_nothing_is_promised() -> None:
     for one in columns(Run(rule="pse", rounds=1000)).values():
         assert one.standing.theorem is None

@@ -73,7 +73,7 @@ def advise(measures: Measures, task: Settings, run: Run) -> tuple[Column, Column
             settings=practical,
             standing=standings["practical"],
             bound=_bound(measures, practical, run),
-            gives_up=f"{_price_of_freedom(standings['practical'])}; it is {number(1 / slowness)} times the task's step",
+            gives_up=f"{_price_of_freedom(standings['practical'])}; its step is {_beside(1 / slowness)}",
         ),
     )
 
@@ -131,7 +131,8 @@ def _bound(measures: Measures, settings: Settings, run: Run) -> float | None:
 def _price_of_safety(slower: float, bound: float | None, measures: Measures, run: Run) -> str:
     if run.rule not in COVERED:
         return f"no promise: no theorem is about the rule {run.rule}; with the other rules' settings {_against(slower)}"
-    words = f"the theorem holds, and {_against(slower)}"
+    holds = "the theorem holds if L is nowhere larger than at theta^0" if run.network else "the theorem holds"
+    words = f"{holds}, and {_against(slower)}"
     on_gap = run.bits is None and measures.mu is not None
     if bound is not None and on_gap and bound >= measures.gap:
         return f"{words}; after {run.rounds:,} rounds it promises {bound:.3g}, and the start is at {measures.gap:.3g}"
@@ -142,6 +143,10 @@ def _against(slower: float) -> str:
     if slower <= 1:
         return "the step is not below the task's"
     return f"the step is {number(slower)} times smaller than the task's: safe, and slow"
+
+
+def _beside(ratio: float) -> str:
+    return "the task's" if ratio == 1 else f"{number(ratio)} times the task's"
 
 
 def _price_of_freedom(standing: Standing) -> str:
