@@ -79,7 +79,7 @@ def test_the_smoothness_at_the_start_of_softmax_regression_is_the_largest_eigenv
 
 @pytest.mark.parametrize("classes", [2, 3])
 @given(seed=st.integers(0, 2**32), near=st.floats(1e-3, 10), far=st.floats(1e-3, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_gradients_differ_by_at_most_the_smoothness_and_at_least_mu_times_the_distance(
     classes: int, seed: int, near: float, far: float
 ) -> None:
@@ -114,7 +114,7 @@ def test_without_an_l2_term_nothing_is_known_of_mu() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_power_iteration_never_exceeds_the_largest_eigenvalue(p: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     matrix = random.standard_normal((p, p))
@@ -153,7 +153,7 @@ def test_the_variances_at_the_start_are_those_of_all_minibatches(classes: int, b
 
 @pytest.mark.parametrize("classes", [2, 3])
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.01, 30))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_no_theta_has_a_larger_variance_than_the_bound(classes: int, seed: int, scale: float) -> None:
     problem = regression(classes)
     theta = scale * np.random.default_rng(seed).standard_normal(problem.p)
@@ -163,7 +163,7 @@ def test_no_theta_has_a_larger_variance_than_the_bound(classes: int, seed: int, 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.01, 30))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_bound_on_squared_gradients_holds_where_the_loss_is_not_above_the_starts(
     classes: int, seed: int, scale: float
 ) -> None:
