@@ -20,7 +20,7 @@ MAY: dict[str, set[str]] = {
     "problems": {"core", "data"},
     "engines": {"core", "problems"},
     "theory": {"core", "problems", "engines"},
-    "experiments": {"core", "data", "problems", "engines"},
+    "experiments": {"core", "data", "problems", "engines", "theory"},
     "flower": {"core", "problems", "engines", "experiments"},
     "report": {"core", "experiments", "theory"},
     "cli": {"core", "data", "problems", "engines", "theory", "experiments", "flower", "report"},

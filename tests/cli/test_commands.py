@@ -28,6 +28,7 @@ EVERY_COMMAND = [
     ["resume"],
     ["compare"],
     ["tune"],
+    ["advise"],
     ["paper"],
     ["list"],
     ["list", "tasks"],

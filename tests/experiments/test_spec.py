@@ -14,6 +14,7 @@ from lasg.errors import LasgError
 from lasg.experiments import build
 from lasg.experiments import spec as specs
 from lasg.experiments.spec import Spec, from_dict, from_toml, parse_value, with_budget
+from lasg.experiments.tasks import task
 
 from .made import SMALL, small
 
@@ -52,6 +53,7 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "D": st.integers(1, 10**6),
         "c": st.floats(0, allow_nan=False),
         "window": st.integers(1, 100),
+        "c_d": st.none() | st.floats(0, 1e100),
         "start": st.sampled_from(["ask-twice", "zero"]),
         "H": st.integers(1, 100),
         "bits": st.integers(2, 16),
@@ -96,6 +98,11 @@ def test_a_spec_read_back_from_toml_is_the_spec_that_was_written(spec: Spec) -> 
     assert again == spec
     assert again.to_toml() == spec.to_toml()
     assert (again.digest, again.label) == (spec.digest, spec.label)
+
+
+def test_runs_that_were_stored_before_c_d_was_a_key_keep_their_names() -> None:
+    assert small("lasg-wk2").digest == "d3c1ede54e"
+    assert task("mnist-lr").spec("laqsg-pse").digest == "3feee012f9"
 
 
 @given(all_specs())
@@ -199,6 +206,8 @@ INVALID: list[tuple[str, Any]] = [
     ("c", -1),
     ("c", math.nan),
     ("window", 0),
+    ("c_d", -1.0),
+    ("c_d", math.inf),
     ("workers", 0),
     ("workers", 457),
     ("workers", 10**9),

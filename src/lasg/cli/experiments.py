@@ -15,7 +15,7 @@ from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
 from lasg.data.sources import is_own
 from lasg.errors import LasgError
-from lasg.experiments import clock, pretrained, runner, verdict, words
+from lasg.experiments import clock, pretrained, runner, standing, verdict, words
 from lasg.experiments import compare as comparing
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
@@ -192,7 +192,7 @@ def compare(
         page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
         said.append(f"Report: {report}")
     if not json:
-        for line in (*said, f"Runs: {out_dir}/"):
+        for line in (*standing.lines(runs), *said, f"Runs: {out_dir}/"):
             out.print(line, soft_wrap=True)
 
 
@@ -282,7 +282,8 @@ def _print_run(found: Run, json: bool) -> None:
         print_json({"folder": str(found.folder), "status": found.status, "seconds": found.meta["seconds"], **last})
     else:
         out.print(show.outcome(found))
-        out.print(f"Run: {found.folder}", soft_wrap=True)
+        for line in (*standing.lines([found]), f"Run: {found.folder}"):
+            out.print(line, soft_wrap=True)
     if found.status == "diverged":
         message = found.meta.get("message", "the run diverged")
         err.print(f"lasg: {message}", style="red", soft_wrap=True)

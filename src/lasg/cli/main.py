@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import data, experiments, figure, flower, lists, paper, report, theory
+from lasg.cli import advise, data, experiments, figure, flower, lists, paper, report, theory
 from lasg.cli.show import err
 from lasg.errors import Elsewhere, LasgError
 from lasg.experiments.clock import EVERY
@@ -30,6 +30,7 @@ experiments.register(app)
 app.command()(paper.paper)
 app.command()(figure.figure)
 app.command()(report.report)
+app.command()(advise.advise)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")

@@ -46,7 +46,7 @@ def run_all(
     order = sorted(listed, key=lambda spec: (spec.data, spec.partition, spec.seed))
     once = {spec.digest: spec for spec in order}
     with writing(csv, tensorboard) as files:
-        _fetch(listed, data_dir)
+        fetch(listed, data_dir)
         with live.following(len(once), what) as follow:
             report = both(follow, files)
             some = list(once.values())
@@ -55,7 +55,7 @@ def run_all(
     return [runs[spec.digest] for spec in listed]
 
 
-def _fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:
+def fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:
     """Fetch and prepare data and weights."""
     with live.fetching() as told:
         for name in sorted({spec.data for spec in listed}):
@@ -81,7 +81,7 @@ def _run_on_ranks(
 
     links = join(how.timeout)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # once a host
-        _fetch(listed, data_dir)
+        fetch(listed, data_dir)
     links.gather(b"", "the data", PATIENT)
     with ExitStack() as stack:
         report = None

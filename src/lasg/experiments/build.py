@@ -15,7 +15,7 @@ from lasg.core import optimizers
 from lasg.core.algorithms import algorithm
 from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
-from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, Schedule, TorchOptimizer
+from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.data import weights
@@ -154,11 +154,12 @@ def optimizer(spec: Spec, theta: Array) -> Optimizer:
         if spec.optimizer_options:
             given = ", ".join(spec.optimizer_options)
             raise LasgError(f"optimizer sgd takes no options, got {given}. optimizer = 'SGD' is torch's, and does")
-        return ClosedFormSGD(theta, _schedule(spec))
+        return ClosedFormSGD(theta, schedule(spec))
     return _torch_optimizer(spec, theta)
 
 
-def _schedule(spec: Spec) -> Schedule:
+def schedule(spec: Spec) -> Constant | Decreasing:
+    """Return the step sizes of a spec whose optimizer is plain SGD in closed form."""
     if spec.schedule == "constant":
         if spec.schedule_options:
             raise LasgError(f"schedule 'constant' takes no options, got {', '.join(spec.schedule_options)}")
@@ -243,10 +244,11 @@ def _parts(spec: Spec, of: Problem, rule: Rule | None = None, codec: Codec | Non
     chosen = algorithm(spec.algorithm)
     rule = rule or chosen.rule
     needs_smoothness = rule.where == "server" and rule.estimate is None
+    laziness = {name: getattr(spec, name) for name in ("workers", "D", "c", "window", "start", "c_d")}
     return {
         "rule": rule,
         "codec": codec or chosen.codec(spec.bits, spec.bucket),
-        "laziness": Laziness(workers=spec.workers, D=spec.D, c=spec.c, window=spec.window, start=spec.start),
+        "laziness": Laziness(**laziness),
         "local_steps": chosen.local_steps(spec.H),
         "seed": spec.seed,
         "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,

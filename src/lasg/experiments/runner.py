@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.engines.rounds import Rounds
 from lasg.errors import Diverged, Faulty, LasgError
-from lasg.experiments import build, store
+from lasg.experiments import build, standing, store
 from lasg.experiments.files import locked, sweep
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status, of_stored
@@ -305,7 +305,8 @@ def conclude(
     """Store a job that came to its end."""
     store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
-    state = {**job.record(), "ended": ended, "message": job.message}
+    told = standing.of(job.spec, job.simulation.problem)
+    state = {**job.record(), "ended": ended, "message": job.message, "theory": told}
     store.write_checkpoint(folder, state)
     settled = settle(folder, job.spec, meta, state)
     if report is not None:
@@ -320,6 +321,8 @@ def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]
     meta |= {name: round(state[name], 3) for name in ("seconds", "evaluation_seconds")}
     if state["message"]:
         meta["message"] = state["message"]
+    if state.get("theory"):
+        meta["theory"] = state["theory"]
     if "broken" in state["trace"]:
         meta["broken_gradients"] = len(state["trace"]["broken"])
     store.write_meta(folder, meta)

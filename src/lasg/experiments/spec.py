@@ -74,6 +74,8 @@ class Spec:
     """The weight of a move in the threshold, before division by eta^2 M^2."""
     window: int = 10
     """How many moves the threshold sums."""
+    c_d: float | None = None
+    """A constant weight of a move, before division by M^2, in place of c / eta^2: the theorems'."""
     start: Literal["ask-twice", "zero"] = "ask-twice"
     """How PSE begins."""
     H: int = 10
@@ -119,7 +121,7 @@ class Spec:
             object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
         algorithm(self.algorithm)
         Constant(self.eta)
-        Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start)
+        Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start, c_d=self.c_d)
         QSGD(bits=self.bits, bucket=self.bucket)
         for name, least in (("seed", 0), ("H", 1), ("iterations", 1)):
             if getattr(self, name) < least:

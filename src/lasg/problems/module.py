@@ -362,13 +362,29 @@ class ModuleProblem:
             with _told("an evaluation"):
                 yield module(self._moved(x)), self._moved(y), len(some)
 
-    def loss(self, theta: Tensor) -> float:
-        """Return the objective over all samples, in evaluation mode, summed in float64."""
+    def loss(self, theta: Tensor, rows: IntArray | None = None) -> float:
+        """Return the objective over all samples, or some, in evaluation mode, summed in float64."""
         total = 0.0
+        chosen = np.sort(self.order) if rows is None else rows
         with self.evaluating(theta) as module:
-            for output, target, count in self._outputs(self.data, np.sort(self.order), module):
+            for output, target, count in self._outputs(self.data, chosen, module):
                 total += count * float(_number(self.loss_function(output, target)))
-        return total / self.samples + (0.5 * self.lam * float(norms(theta)) ** 2 if self.lam else 0.0)
+        return total / len(chosen) + (0.5 * self.lam * float(norms(theta)) ** 2 if self.lam else 0.0)
+
+    def hessian_times(self, theta: Tensor, vector: Tensor, rows: IntArray) -> Tensor:
+        """Return the Hessian of the mean loss over some samples, l2 term left out, times a vector."""
+        found, part = torch.zeros_like(vector), torch.empty_like(vector)
+        along = self.flat.views(vector)
+        parameters = self.flat.parameters
+        with self.evaluating(theta) as module, torch.enable_grad():
+            for output, target, count in self._outputs(self.data, rows, module):
+                value = _number(self.loss_function(output, target))
+                first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+                used = [(one * way).sum() for one, way in zip(first, along, strict=True) if one is not None]
+                second = torch.autograd.grad(torch.stack(used).sum(), parameters, allow_unused=True)
+                self.flat.write(part, second)
+                found.add_(part, alpha=count / len(rows))
+        return found
 
     def accuracy(self, theta: Tensor) -> float | None:
         """Return the metric's mean over the test set; by default the share of it that is classified right.

@@ -1,0 +1,94 @@
+"""Where a run stands to the theorems of Section 4: kept with the run, and said in one line. Nothing depends on it.
+
+Only of regressions, whose L is a few passes over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lasg.core.algorithms import algorithm
+from lasg.core.codecs import Dense
+from lasg.errors import LasgError
+from lasg.experiments import build
+from lasg.experiments.spec import Spec
+from lasg.experiments.store import Run
+from lasg.problems.regression import Regression
+from lasg.theory.advice import beyond, number
+from lasg.theory.standing import Settings, Standing, judge
+
+NEAR = 0.9
+"""So near to a theorem's edge the quick L does not do: it has three digits."""
+
+
+def of(spec: Spec, problem: Any) -> dict[str, Any] | None:
+    """Return where a run stands, as JSON values; None where L is not known, or the numbers are beyond floats."""
+    if not isinstance(problem, Regression):
+        return None
+    try:
+        found = judged(spec, problem.smoothness_from_below)
+        if found.theorem is not None and NEAR < max(found.excess) < 1 / NEAR:
+            found = judged(spec, problem.whole_smoothness)
+        return found.row()
+    except (LasgError, ArithmeticError):  # steps of 1e-200, features that are all 0: no reason to stop a run
+        return None
+
+
+def judged(spec: Spec, L: float) -> Standing:
+    """Return where a regression stands whose loss has smoothness L."""
+    chosen, why = algorithm(spec.algorithm), unfit(spec)
+    if why:
+        return Standing(theorem=None, reason=why, L=L, eta=spec.eta, c_d=0.0)
+    return judge(
+        settings_of(spec),
+        chosen.rule.name,
+        L=L,
+        mu=spec.lam or None,
+        M=spec.workers,
+        rounds=spec.iterations,
+        quantised=not isinstance(chosen.codec(spec.bits, spec.bucket), Dense),
+    )
+
+
+def unfit(spec: Spec) -> str:
+    """Say why no theorem is about a run, whatever its numbers."""
+    if spec.optimizer != "sgd" or spec.schedule not in {"constant", "decreasing"}:
+        return "the theorems are about plain SGD with a constant or the decreasing step"
+    if algorithm(spec.algorithm).local_steps(spec.H) > 1:
+        return "no theorem is about local steps"
+    return "no theorem is about clipped gradients" if spec.clip is not None else ""
+
+
+def settings_of(spec: Spec) -> Settings:
+    """Return what of a spec decides whether a theorem holds."""
+    return Settings(schedule=build.schedule(spec), D=spec.D, c=spec.c, window=spec.window, c_d=spec.c_d)
+
+
+def lines(runs: Sequence[Run]) -> list[str]:
+    """Say in one line, whichever and however many the runs, which are outside the theorems; no line if none is."""
+    told = [(run.spec, run.meta["theory"]) for run in runs if isinstance(run.meta.get("theory"), dict)]
+    outside = {spec.algorithm: theory for spec, theory in told if not theory["inside"]}
+    if not outside:
+        return []
+    named = f"lasg advise {told[0][0].task} says more"
+    if len(outside) == 1:
+        ((name, theory),) = outside.items()
+        return [f"Outside the paper's theorems: {name}: {_why(theory)}. {named}."]
+    excess = [_standing(theory).excess for theory in outside.values() if theory["theorem"]]
+    most = [max(parts) for parts in zip(*excess, strict=True)]
+    reach = f" (step up to {number(most[0])} times, c_d up to {number(most[1])} times what they allow)" if most else ""
+    everyone = len(outside) == len({spec.algorithm for spec, _ in told})
+    who = f"all {len(outside)} algorithms" if everyone else ", ".join(outside)
+    return [f"Outside the paper's theorems: {who}{reach}. {named}."]
+
+
+def _why(theory: dict[str, Any]) -> str:
+    return beyond(_standing(theory)) if theory["theorem"] else str(theory["reason"])
+
+
+def _standing(theory: dict[str, Any]) -> Standing:
+    """Read it back from a run's meta data."""
+    values = {name: value for name, value in theory.items() if name != "inside"}
+    return Standing(**{**values, "c_d": math.inf if theory["c_d"] is None else theory["c_d"]})
