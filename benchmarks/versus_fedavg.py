@@ -39,6 +39,7 @@ from slow_link import ip
 from lasg.data.loaders import load
 from lasg.errors import LasgError
 from lasg.experiments.paper import to_csv
+from lasg.flower.apps import Trace
 from lasg.flower.trial import Deployment, Host
 
 NODES, BATCH, D = 4, 32, 50
@@ -316,11 +317,7 @@ def _app(folder: Path, kind: str) -> Path:
 
 def _last(path: Path) -> dict[str, str]:
     """Return the last round that was measured."""
-    if not path.exists():
-        return {}
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    return next((row for row in reversed(list(csv.DictReader(whole.splitlines()))) if row["accuracy"]), {})
+    return next((row for row in reversed(Trace(path).lines()) if row["accuracy"]), {})
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ whole run is computed again at the end, without any of lasg's server: the model 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import random
 import sys
@@ -106,7 +105,7 @@ class Federation:
     """A deployment that is disturbed and mended."""
 
     def __init__(self, folder: Path, nodes: int = NODES, **config: Any) -> None:
-        self.folder, self.out, self.count = folder, folder / "out", nodes
+        self.folder, self.out = folder, folder / "out"
         (folder / "kept").mkdir()
         new.create(folder / "lazy")
         (folder / "lazy" / "lazy" / "server_app.py").write_text(SERVER)
@@ -166,7 +165,7 @@ class Federation:
     @property
     def rounds(self) -> int:
         """How many rounds are done."""
-        return len(trace(self.out))
+        return len(apps.Trace(self.out / "trace.csv").lines())
 
     def until(self, rounds: int, seconds: float = 300) -> None:
         """Wait until so many rounds are done."""
@@ -181,13 +180,6 @@ class Federation:
             return done()
 
         self.deployed.until(mended, seconds, what)
-
-
-def trace(out: Path) -> list[dict[str, str]]:
-    """Return the lines of the rounds that are done."""
-    path = out / "trace.csv"
-    text = path.read_text() if path.exists() else ""
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 
 
 # -- what must hold at the end ---------------------------------------------------------------------------------------
@@ -215,7 +207,7 @@ def kept(folder: Path) -> list[Kept]:
 def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
     """Compute the run again from what was kept; return what was found, after everything was compared."""
     state = unpacked((folder / "out" / apps.CHECKPOINT).read_bytes(), "the checkpoint")
-    lines = trace(folder / "out")[: int(state["server"]["k"])]
+    lines = apps.Trace(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
     assert [int(line["round"]) for line in lines] == list(range(1, int(state["server"]["k"]) + 1))
     answers = kept(folder)
     codec, theta = codecs.parse(CODEC), start(folder)

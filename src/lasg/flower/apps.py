@@ -271,6 +271,11 @@ class Trace:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def lines(self) -> list[dict[str, str]]:
+        """Return the lines that are there; the last may be in the midst of being written, and is then left out."""
+        text = self.path.read_text() if self.path.exists() else ""
+        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+
     def begin(self, k: int) -> None:
         """Keep the lines of the first k rounds: the run goes on from there, and a line after them may be half."""
         header = ",".join(self.FIELDS)
