@@ -132,6 +132,7 @@ def test_two_series_never_share_a_label(one: float, other: float) -> None:
     [
         ("sgd", {"c": 4.0}),
         ("sgd", {"D": 5}),
+        ("sgd", {"c_d": 0.5}),
         ("lag-wk", {"start": "zero"}),
         ("lasg-wk2", {"smoothness": "tight"}),
         ("lasg-pse", {"smoothness": "tight"}),

@@ -14,6 +14,8 @@ from lasg.experiments.store import Run
 
 PROBLEM = ("task", "data", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam", "model")
 """What two runs must share for their losses to be comparable."""
+LAZINESS = {"D", "c", "window", "c_d"}
+"""How lazy the workers are: of no use to an algorithm that always uploads."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def settings(spec: Spec) -> dict[str, Any]:
     kind = algorithm(spec.algorithm)
     unused = {"seed", "until", "iterations", "watch", "marks", "patience"}
     if kind.rule.left is None:
-        unused |= {"D", "c", "window"}
+        unused |= LAZINESS
     if kind.rule.estimate is None:
         unused |= {"start"}
     if kind.rule.where != "server" or kind.rule.estimate is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.experiments.compare import BASELINE, Summary
-from lasg.experiments.series import settings
+from lasg.experiments.series import LAZINESS, settings
 from lasg.experiments.words import factor, seeds_of, short
 
 PAYS = 1.1
@@ -101,6 +101,6 @@ def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
 def _but_the_rule(row: Summary) -> str:
     """Return all that decides a run's course besides the seed, the rule and its constants."""
     kind, spec = algorithm(row.algorithm), row.spec
-    of_the_rule = {"algorithm", "D", "c", "window", "start", "smoothness", "bits", "bucket", "H"}
+    of_the_rule = {"algorithm", *LAZINESS, "start", "smoothness", "bits", "bucket", "H"}
     kept = {key: value for key, value in settings(spec).items() if key not in of_the_rule}
     return repr((sorted(kept.items()), kind.codec(spec.bits, spec.bucket), kind.local_steps(spec.H)))

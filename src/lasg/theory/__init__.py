@@ -18,6 +18,7 @@ from lasg.theory.constants import (
     noise_weight,
     quantiser_variance,
 )
+from lasg.theory.measures import Measures, measure
 from lasg.theory.synthetic import Quadratics, Ripples, Synthetic, quadratics, ripples
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "A",
     "Factors",
     "Known",
+    "Measures",
     "Nonconvex",
     "Quadratics",
     "Quantised",
@@ -41,6 +43,7 @@ __all__ = [
     "gammas",
     "gradient_weight",
     "lyapunov",
+    "measure",
     "move_weight",
     "noise_weight",
     "quadratics",
