@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +43,11 @@ from lasg.flower.apps import Trace
 from lasg.flower.trial import Deployment, Host
 
 NODES, BATCH, D = 4, 32, 50
-STEPS = (1, 5, 20)
-ETAS = {1: (0.2, 0.3, 0.5), 5: (0.1, 0.2, 0.3), 20: (0.1, 0.2)}
+STEPS = (1, 5, 20, 80)
+ETAS = {1: (0.2, 0.3, 0.5), 5: (0.1, 0.2, 0.3), 20: (0.1, 0.2), 80: (0.05, 0.1, 0.2), 320: (0.1, 0.2)}
+"""What is tried, by local steps a round; the last is simulated only."""
 LAZINESS = (0.1, 0.5)
-CAP = {1: 400, 5: 150, 20: 60}
+CAP = {1: 400, 5: 150, 20: 60, 80: 40, 320: 20}
 """Rounds after which a run is given up."""
 DEVICE, BRIDGE = "lasgnode", "lasgbridge"
 APP = Path(__file__).parent / "mnist_app"
@@ -180,8 +181,9 @@ def simulated(rule: str, steps: int, c: float, target: float, data: str) -> list
                     accuracy = problem.accuracy(run.theta) or 0.0
                     if accuracy >= target or run.ledger.uploads > best:
                         break
-        except LasgError:  # it diverges, and so do larger steps
+        except LasgError as error:  # it diverges
             accuracy = 0.0
+            print(f"{rule}, H = {steps}, c = {c}, eta = {eta}: {error}", file=sys.stderr, flush=True)
         reached = accuracy >= target
         best = min(best, run.ledger.uploads) if reached else best
         row = {"rule": rule, "local_steps": steps, "c": c, "eta": eta, "reached": reached, "rounds": k}
@@ -190,14 +192,16 @@ def simulated(rule: str, steps: int, c: float, target: float, data: str) -> list
     return found
 
 
-def tune(all_steps: Sequence[int], target: float, data: Path, path: Path) -> None:
+def tune(options: argparse.Namespace, data: Path) -> None:
     """Try all steps in simulation, and write what they need; what is written already is kept."""
-    rows = stored(path)
+    rows, path = stored(options.tuned), options.tuned
     there = {(row["rule"], int(row["local_steps"]), float(row["c"])) for row in rows}
     combinations = [("always", LAZINESS[0]), *((rule, c) for rule in ("wk2", "pse") for c in LAZINESS)]
-    jobs = [(rule, steps, c) for steps in all_steps for rule, c in combinations if (rule, steps, c) not in there]
+    wanted = {method.rule or "always" for method in METHODS if method.name in (options.methods or [method.name])}
+    grid = [(rule, steps, c) for steps in options.steps for rule, c in combinations if rule in wanted]
+    jobs = [job for job in grid if job not in there]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(simulated, *job, target, str(data)) for job in jobs]):
+        for future in as_completed([pool.submit(simulated, *job, options.target, str(data)) for job in jobs]):
             rows += future.result()
             rows.sort(key=lambda row: (int(row["local_steps"]), row["rule"], float(row["c"]), float(row["eta"])))
             path.write_text(to_csv(rows))
@@ -358,7 +362,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS / "versus-fedavg.csv", help="where the table is written")
     parser.add_argument("--tuned", type=Path, default=RESULTS / "versus-fedavg-steps.csv", help="and the steps")
     parser.add_argument("--tune", action="store_true", help="choose the steps by simulation")
-    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, choices=STEPS, help="local steps a round")
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, choices=ETAS, help="local steps a round")
     parser.add_argument("--methods", nargs="+", choices=[method.name for method in METHODS], metavar="METHOD")
     parser.add_argument("--target", type=float, default=0.95, help="the accuracy to reach")
     parser.add_argument("--hours", type=float, default=3.0, help="hours after which a run is given up")
@@ -368,7 +372,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         write_data(Path(name), options.data_dir)
         if options.tune:
-            tune(options.steps, options.target, Path(name), options.tuned)
+            tune(options, Path(name))
             return
         compare(options, Path(name))
 
@@ -381,6 +385,7 @@ def compare(options: argparse.Namespace, data: Path) -> None:
     for steps in options.steps:
         for method in METHODS:
             if (method.name, steps) not in there and method.name in (options.methods or [method.name]):
+                chosen(options.tuned, method.rule, steps)  # says here, not in a thread, that it is missing
                 jobs.put((method, steps))
     lock = threading.Lock()
 

@@ -1,11 +1,32 @@
 """Every test has its own cache: the user's is neither read nor written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """The paper and the real data lie beside the project."""
+TOGETHER = (
+    "tests/experiments/test_ranks.py",
+    "tests/flower/test_deployed.py",
+    "tests/report/test_browser.py",
+    "tests/report/test_figures.py",
+)
+"""Tests of these share what takes long to make: they run in one process, and first, since they also wait a lot."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand tests out one by one, those of `TOGETHER` a file at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

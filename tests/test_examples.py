@@ -29,7 +29,7 @@ def test_the_two_scripts_for_torchrun_train_alike_and_the_lazy_one_sends_less() 
     scripts = EXAMPLES[0].parent / "torchrun"
     found = {}
     for name in ("ddp", "lazy"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(scripts / f"{name}.py")]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(scripts / f"{name}.py")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
         sent, right = re.fullmatch(r"(\d+) gradients sent; ([\d.]+) % right", done.stdout.strip()).groups()  # type: ignore[union-attr]

@@ -19,7 +19,8 @@ JOIN_SECONDS = 120
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call `work(*arguments)` on so many ranks; return what each returned, in their order."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "lasg.engines.distributed", "lasg.engines.lazy", "pytest"])
     found: Any = context.Queue()
     folder = tempfile.mkdtemp()
     processes = [

@@ -23,7 +23,8 @@ from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
 from tests.engines.test_distributed import SIZES, M, regression
 
-ROUNDS = 200
+ROUNDS = 80
+"""tests/flower/test_apps.py has the same over 200 rounds."""
 STEP = Constant(0.1)
 KEYS = [f"site-{m}" for m in range(M)]
 
