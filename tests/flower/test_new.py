@@ -19,6 +19,8 @@ pytest.importorskip("sklearn", reason="the app's data is scikit-learn's")
 import tomllib
 
 from flwr.app import Context, RecordDict
+from flwr.cli.config_utils import load_and_validate
+from flwr.cli.utils import validate_project_name
 from safetensors.numpy import load_file
 
 from lasg.cli.main import main
@@ -89,7 +91,24 @@ def test_a_node_whose_key_nobody_knows_is_told_how_to_say_it(app: Path, tmp_path
         trained(app, tmp_path, keys="north, south", wait=0.5)
 
 
-@pytest.mark.parametrize(("name", "said"), [("no-name!", "cannot be the name"), ("full", "is there already")])
+@pytest.mark.parametrize("name", ["my-app", "my_app", "Lazy2"])
+def test_the_new_apps_configuration_is_one_that_flower_takes(name: str, tmp_path: Path) -> None:
+    assert main(["flower", "new", str(tmp_path / name)]) == 0
+    config, warnings = load_and_validate(tmp_path / name / "pyproject.toml")
+    assert warnings == []
+    validate_project_name(config["project"]["name"], "app")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no-name!", "cannot be the name"),
+        ("2nd", "cannot be the name"),
+        ("class", "cannot be the name"),
+        ("a" * 33, "cannot be the name"),
+        ("full", "is there already"),
+    ],
+)
 def test_where_no_app_can_be_written_that_is_said(
     name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

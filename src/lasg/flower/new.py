@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from importlib import resources
 from pathlib import Path
 
 from lasg.errors import LasgError
 
-NAME = "lazyapp"
+PACKAGE, PROJECT = "lazyapp", "lazy-app"
+"""What the template is called, as a Python package and as a project: Flower takes no _ in the latter."""
 
 
 def create(folder: Path) -> list[Path]:
     """Write the app into a new folder, whose name is the app's; return its files."""
-    name = folder.name.replace("-", "_")
-    if not name.isidentifier():
-        raise LasgError(f"{folder.name!r} cannot be the name of a Python package: take letters, digits and _")
+    names = {PACKAGE: folder.name.replace("-", "_"), PROJECT: folder.name.replace("_", "-")}
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{0,31}", names[PROJECT]) or keyword.iskeyword(names[PACKAGE]):
+        raise LasgError(
+            f"{folder.name!r} cannot be the name of an app: take a letter, then letters, digits and -, 32 at most, "
+            "and no word of Python's own"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise LasgError(f"{folder} is there already, and not empty")
     template = resources.files("lasg.flower") / "template"
@@ -23,9 +29,15 @@ def create(folder: Path) -> list[Path]:
         for path in sorted(source.rglob("*")):
             if path.is_dir() or "__pycache__" in path.parts:
                 continue
-            target = folder / str(path.relative_to(source)).replace(NAME, name)
+            target = folder / _renamed(str(path.relative_to(source)), names)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(path.read_text().replace(NAME, name))
+            target.write_text(_renamed(path.read_text(), names))
             target.chmod(path.stat().st_mode & 0o777)
             written.append(target)
     return written
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    for old, new in names.items():
+        text = text.replace(old, new)
+    return text
