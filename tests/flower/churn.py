@@ -171,6 +171,13 @@ class Federation:
         """Wait until so many rounds are done."""
         self.wait(lambda: self.rounds >= rounds, seconds, f"there are no {rounds} rounds")
 
+    def until_answered(self, lives: int) -> None:
+        """Wait until so many servers, the present one the last, have got an answer and done its round."""
+        self.wait(
+            lambda: len({found.life for found in kept(self.folder)}) >= lives, 300, f"server {lives} got no answer"
+        )
+        self.until(self.rounds + 1)
+
     def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait until something holds, and mend meanwhile if that is wanted."""
 

@@ -84,12 +84,12 @@ def test_nodes_serverapp_and_superlink_can_be_killed_and_the_run_goes_on_where_i
     with federation.deployed:
         federation.start()
         federation.until(1)
+        federation.config["deadline"] = 20.0  # so long the dead are waited for
         federation.kill_server("ServerApp")
-        federation.until(2)
-        federation.config["deadline"] = 25.0  # so long the dead node is waited for
+        federation.until_answered(2)
         federation.kill_node("0")
         federation.kill_server("SuperLink")
-        federation.until(3)
+        federation.until_answered(3)
         federation.deployed.kill("superlink")
     found = churn.checked(tmp_path, 2)
     assert found["lives"] == 3
