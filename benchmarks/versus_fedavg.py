@@ -67,6 +67,15 @@ class Method(NamedTuple):
         return "lazy" if self.rule else "fedavg"
 
 
+class Job(NamedTuple):
+    """A method, local steps a round, and the step and laziness that were chosen for them."""
+
+    method: Method
+    steps: int
+    eta: float
+    c: float
+
+
 METHODS = (
     Method("fedavg", "", ""),
     Method("wk2", "wk2", "dense"),
@@ -207,12 +216,12 @@ def tune(options: argparse.Namespace, data: Path) -> None:
             path.write_text(to_csv(rows))
 
 
-def chosen(path: Path, rule: str, steps: int) -> tuple[float, float]:
-    """Return the step and the laziness with the fewest uploads."""
+def chosen(path: Path, rule: str, steps: int) -> tuple[float, float] | None:
+    """Return the step and the laziness with the fewest uploads; None if none was found yet."""
     found = [row for row in stored(path) if (row["rule"], row["local_steps"]) == (rule or "always", str(steps))]
     reached = [row for row in found if row["reached"] == "True"]
     if not reached:
-        raise SystemExit(f"{path} has no step for {rule or 'always'} with H = {steps}: --tune")
+        return None
     row = min(reached, key=lambda row: int(row["uploads"]))
     return float(row["eta"]), float(row["c"])
 
@@ -226,7 +235,7 @@ class Lane:
     def __init__(self, number: int, options: argparse.Namespace, data: Path) -> None:
         self.number, self.options, self.data = number, options, data
 
-    def work(self, jobs: queue.Queue[tuple[Method, int]], done: Any) -> None:
+    def work(self, jobs: queue.Queue[Job], done: Any) -> None:
         """Do jobs until there are none."""
         with network(self.number) as (server, hosts), tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -238,11 +247,11 @@ class Lane:
                     self._node(deployed, m, host)
                 while True:
                     try:
-                        method, steps = jobs.get_nowait()
+                        job = jobs.get_nowait()
                     except queue.Empty:
                         return
-                    deployed.app = apps[method.components]
-                    done(self._run(deployed, hosts, method, steps))
+                    deployed.app = apps[job.method.components]
+                    done(self._run(deployed, hosts, job))
 
     def _node(self, deployed: Deployment, m: int, host: Host) -> None:
         """Start a node, and what forks its ClientApps."""
@@ -255,10 +264,9 @@ class Lane:
             environment = {"LASG_WARM": str(socket), "PATH": path}
         deployed.supernode(str(m), config={"data": str(self.data / f"node-{m}.npz")}, environment=environment)
 
-    def _run(self, deployed: Deployment, hosts: list[Host], method: Method, steps: int) -> dict[str, Any]:
+    def _run(self, deployed: Deployment, hosts: list[Host], job: Job) -> dict[str, Any]:
         """Train to the target, or until the limit of rounds."""
-        options = self.options
-        eta, c = chosen(options.tuned, method.rule, steps)
+        options, (method, steps, eta, c) = self.options, job
         out = deployed.folder / f"{method.name.replace(', ', '-').replace(' ', '')}-{steps}"
         config = {"rule": method.rule, "codec": method.codec} if method.rule else {}
         time.sleep(5)  # what is left of the run before
@@ -345,14 +353,14 @@ def table(rows: list[dict[str, Any]]) -> None:
     """Print megabytes, and how many times fewer than FedAvg's with the same H and with its best H."""
     reached = [row for row in rows if str(row["reached"]) == "True"]
     theirs = {int(row["local_steps"]): float(row["megabytes_up"]) for row in reached if row["method"] == "fedavg"}
-    best = min(theirs.values(), default=float("nan"))
+    best = min(theirs.values(), default=None)
     print(f"{'method':14} {'H':>3} {'rounds':>6} {'uploads':>7} {'MB up':>8} {'MB down':>8}  same H  best H")
     for row in ordered(rows):
         up, steps = float(row["megabytes_up"]), int(row["local_steps"])
-        same = f"{theirs[steps] / up:5.2f}x" if steps in theirs else "     -"
+        same, fewest = ("     -" if one is None else f"{one / up:5.2f}x" for one in (theirs.get(steps), best))
         numbers = f"{row['rounds']:>6} {row['uploads']:>7} {up:8.1f} {float(row['megabytes_down']):8.1f}"
         note = "" if row in reached else f"  not reached: {row['accuracy']}"
-        print(f"{row['method']:14} {steps:3} {numbers}  {same}  {best / up:5.2f}x{note}")
+        print(f"{row['method']:14} {steps:3} {numbers}  {same}  {fewest}{note}")
 
 
 def main() -> None:
@@ -381,12 +389,15 @@ def compare(options: argparse.Namespace, data: Path) -> None:
     """Run what is missing, and print the table."""
     rows = stored(options.csv)
     there = {(row["method"], int(row["local_steps"])) for row in rows}
-    jobs: queue.Queue[tuple[Method, int]] = queue.Queue()
+    jobs: queue.Queue[Job] = queue.Queue()
     for steps in options.steps:
         for method in METHODS:
             if (method.name, steps) not in there and method.name in (options.methods or [method.name]):
-                chosen(options.tuned, method.rule, steps)  # says here, not in a thread, that it is missing
-                jobs.put((method, steps))
+                best = chosen(options.tuned, method.rule, steps)
+                if best is None:
+                    print(f"{method.name}, H = {steps} is left out: it has no step yet, --tune", file=sys.stderr)
+                else:
+                    jobs.put(Job(method, steps, *best))
     lock = threading.Lock()
 
     def done(row: dict[str, Any]) -> None:
