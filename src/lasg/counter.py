@@ -25,6 +25,7 @@ DROPOUT = 3
 AUGMENTATION = 4
 START = 5
 NOISE = 6
+SUM = 7
 
 
 def mix(z: UInt64) -> UInt64:

@@ -36,6 +36,11 @@ class Optimizer(Protocol):
         """Whether a step is theta - rate * aggregate and nothing else."""
         ...
 
+    @property
+    def momentum(self) -> float:
+        """How much of the last step goes on in the next: 0 for SGD, beta_1 for Adam."""
+        ...
+
     def step(self, k: int, aggregate: Array) -> Array:
         """Move theta along the aggregate and return the new theta (a new array)."""
         ...
@@ -91,6 +96,7 @@ class ClosedFormSGD:
     theta: Array
     schedule: Schedule
     plain: bool = field(default=True, init=False)
+    momentum: float = field(default=0.0, init=False)
 
     def rate(self, k: int) -> float:
         """Return eta_k."""
@@ -127,6 +133,11 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     return sgd and not any(groups[0][name] for name in settings)
 
 
+def momentum_of(optimizer: torch.optim.Optimizer) -> float:
+    """Return the largest momentum of an optimizer's parameter groups: SGD's, Adam's beta_1, or 0."""
+    return max(float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in optimizer.param_groups)
+
+
 class TorchOptimizer:
     """Any torch.optim optimizer, with any torch LR scheduler, moving one flat parameter."""
 
@@ -143,7 +154,7 @@ class TorchOptimizer:
         self.parameter = torch.nn.Parameter(torch.as_tensor(copy(theta)))
         self.optimizer = make([self.parameter])
         self.scheduler = make_scheduler(self.optimizer) if make_scheduler else None
-        self.plain = is_plain(self.optimizer)
+        self.plain, self.momentum = is_plain(self.optimizer), momentum_of(self.optimizer)
 
     def rate(self, k: int) -> float:  # noqa: ARG002
         """Return the learning rate of the first group, as the scheduler has it now."""

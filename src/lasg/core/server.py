@@ -7,6 +7,7 @@ nabla^k = nabla^{k-1} + the sum of the innovations.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from lasg.core.arrays import Array, FloatArray, IntArray, Mask, copies, float64, sq, zeros
+from lasg.core.guard import Guard
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 from lasg.errors import Diverged, LasgError
@@ -22,18 +24,32 @@ if TYPE_CHECKING:
     from lasg.core.optimizers import Optimizer
 
 
+PAPER_C = 0.1
+"""The paper's constant c, which its experiments share: ten or twenty workers and plain SGD."""
+RHO = 0.5
+"""The bound on the aggregate's relative error where nothing else is said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Laziness:
     """How lazy: the constants of the rules' right side, (c / (eta^2 M^2)) * sum of the last moves.
 
     Or, as the theorems have it, (c_d / M^2) * the same sum, with a c_d that does not follow the step.
+
+    Or, for any number of workers and any optimizer, a bound rho on the aggregate's relative error. If every silent
+    worker's change is at most (rho / M) ||aggregate||, the aggregate is at most rho ||aggregate|| from the fresh one,
+    even where all errors agree. Two things make an error count for more than its size. It stays while the contribution
+    is used again: over tau rounds it adds up tau times, where fresh noise adds up sqrt(tau) times. And momentum beta
+    amplifies what stays by sqrt((1 + beta) / (1 - beta)) over what alternates. So the right side is
+    (rho / M)^2 mean ||aggregate||^2 (1 - beta) / (1 + beta) / mean tau. For SGD whose contributions are fresh it is the
+    paper's with rho^2 = c * window: c = 0.1 allows an error as large as the aggregate itself.
     """
 
     workers: int
     """M."""
     D: int = 100
     """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD."""
-    c: float = 0.1
+    c: float = PAPER_C
     """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
     window: int = 10
     """How many moves are summed: c_d = 0 beyond it, and beyond D, where the paper's sum ends."""
@@ -41,6 +57,10 @@ class Laziness:
     """How PSE begins: everybody asked at k = 0 and k = 1, or only at k = 0 with L-hat = 0 after it."""
     c_d: float | None = None
     """A constant weight of every move, before division by M^2; None: c / eta_k^2. Takes the place of c."""
+    rho: float | None = None
+    """The bound on the aggregate's relative error. Takes the place of c. 0 is plain SGD."""
+    guard: bool = False
+    """Whether laziness is watched, and given up where it hurts (`guard.py`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or self.workers < 1:
@@ -55,6 +75,19 @@ class Laziness:
             raise LasgError(f"start must be 'ask-twice' or 'zero', got {self.start!r}")
         if self.c_d is not None and not 0 <= self.c_d < float("inf"):
             raise LasgError(f"c_d must be >= 0 and finite, or None for c / eta^2, got {self.c_d!r}")
+        if self.rho is not None and not 0 <= self.rho < float("inf"):
+            raise LasgError(f"rho must be >= 0 and finite, a bound on the aggregate's relative error, got {self.rho!r}")
+        if self.rho is not None and self.c_d is not None:
+            raise LasgError("rho and c_d both say how lazy: set one of them")
+
+
+def laziness_of(workers: int, *, rho: float | None, c: float | None, **options: Any) -> Laziness:
+    """Return how lazy real workers are: by a bound rho, `RHO` unless one is given, or by the paper's constant c."""
+    if rho is not None and c is not None:
+        raise LasgError(f"rho = {rho} and c = {c} both say how lazy: set one of them")
+    if c is not None:
+        return Laziness(workers=workers, c=c, **options)
+    return Laziness(workers=workers, rho=RHO if rho is None else rho, **options)
 
 
 class Opened(NamedTuple):
@@ -71,6 +104,8 @@ class Opened(NamedTuple):
     """Who uploads whatever the rule says."""
     left: FloatArray | None
     """The left side, where the server evaluated the rule."""
+    points: int = 1
+    """At how many models a worker that computes needs its gradient."""
 
     def to(self, ids: IntArray) -> Opened:
         """Return the round as it is opened to some of the workers."""
@@ -89,6 +124,7 @@ class Server:
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
+        self.guard = Guard() if laziness.guard and rule.left is not None else None
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
         self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
@@ -111,9 +147,14 @@ class Server:
     def threshold(self, eta: float) -> float:
         """Return the right side shared by all rules.
 
-        With plain SGD it is the paper's, from the squared moves. Otherwise the history holds squared norms of
-        the aggregate, which is the same number for SGD of one step size.
+        With plain SGD it is the paper's, from the squared moves. Otherwise, and where rho says how lazy, the history
+        holds squared norms of the aggregate, which is the same number for SGD of one step size.
         """
+        if self.laziness.rho is not None:
+            beta = self.optimizer.momentum
+            mean = sum(self.history) / max(1, len(self.history))
+            reuse = float(self.tau.mean())
+            return (self.laziness.rho / self.laziness.workers) ** 2 * mean * (1 - beta) / (1 + beta) / reuse
         if self.laziness.c_d is not None:
             return self.laziness.c_d / self.laziness.workers**2 * sum(self.history)
         scale = self.laziness.c / self.laziness.workers**2
@@ -128,29 +169,32 @@ class Server:
     def open(self) -> Opened:
         """Open round k: decide who is asked (server rules) and who is due."""
         eta = self.optimizer.rate(self.k)
-        threshold = self.threshold(eta)
-        due = self._due()
+        gave_up = self.guard is not None and bool(self.guard.given_up)
+        threshold = math.nan if gave_up else self.threshold(eta)
+        points = 1 if gave_up else int(self.rule.points(self.k, self.laziness.D))
+        due = gave_up or self._due()
         if self.iterates is None:
-            return Opened(self.k, self.theta, eta, threshold, None, due, None)
+            return Opened(self.k, self.theta, eta, threshold, None, due, None, points)
         if due is True:
             everybody = np.ones(len(self.tau), np.bool_)
-            return Opened(self.k, self.theta, eta, threshold, everybody, everybody, None)
+            return Opened(self.k, self.theta, eta, threshold, everybody, everybody, None, points)
         moved = self.iterates.moved(self.theta)
         now = Record(theta=self.theta, moved=moved, smoothness=self.smoothness)
         assert self.rule.left is not None  # otherwise everybody is due
         left = self.rule.left(now, Record())
-        return Opened(self.k, self.theta, eta, threshold, (left > threshold) | due, due, left)
+        return Opened(self.k, self.theta, eta, threshold, (left > threshold) | due, due, left, points)
 
     def _due(self) -> Mask | bool:
         """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1)."""
         if self.k == 0 or self.rule.left is None:
             return True
+        limit = math.inf if self.guard is None else self.guard.reuse_limit
         if self.rule.periodic:
-            late = self.tau > self.laziness.D
+            late = self.tau > min(self.laziness.D, limit)
             return self.k % self.laziness.D == 0 or (late if late.any() else False)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
             return True
-        return self.tau >= self.laziness.D
+        return self.tau >= min(self.laziness.D, limit)
 
     def close(
         self,
@@ -158,12 +202,16 @@ class Server:
         innovation: Array | None,
         estimates: FloatArray | None = None,
         total: Array | None = None,
+        loss: float | None = None,
     ) -> Array:
         """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}.
 
-        Or with the total of all M workers' last contributions, which is the aggregate itself.
+        Or with the total of all M workers' last contributions, which is the aggregate itself. `loss` is the mean over
+        the round's minibatches, where it is known.
         """
         before = self.theta
+        if self.guard is not None and self.k:
+            self._watch(uploaded, innovation, loss)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
@@ -179,16 +227,29 @@ class Server:
         if estimates is not None:
             self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
         theta = self.optimizer.step(self.k, self.aggregate)
-        size = float(sq(theta - before if self.optimizer.plain else self.aggregate))
+        in_moves = self.optimizer.plain and self.laziness.rho is None
+        size = float(sq(theta - before if in_moves else self.aggregate))
         if not size < float("inf"):
             raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
         self.history.append(size)
         self.k += 1
         return theta
 
+    def _watch(self, uploaded: Mask, innovation: Array | None, loss: float | None) -> None:
+        """Show the guard what the round brought, before the aggregate changes."""
+        assert self.guard is not None
+        uploads = int(np.count_nonzero(uploaded))
+        news = size = 0.0
+        if innovation is not None:
+            news = float(sq(innovation))
+            size = 0.5 * float(sq(self.aggregate) + sq(self.aggregate + innovation))
+        self.guard.close(self.k, uploads, len(uploaded), news, size, loss)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
+        guard = {} if self.guard is None else {"guard": self.guard.state()}
         return {
+            **guard,
             "k": self.k,
             "aggregate": self.aggregate,
             "history": list(self.history),
@@ -208,3 +269,5 @@ class Server:
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
+        if self.guard is not None:
+            self.guard.restore(state["guard"])

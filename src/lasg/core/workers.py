@@ -76,6 +76,8 @@ class Reply(NamedTuple):
     """The encoded contributions, one an upload, of workers that give them; they leave the innovation to others."""
     total: Array | None = None
     """The sum of all last contributions, old ones too, of workers that give it in every round: no innovation then."""
+    loss: float | None = None
+    """The mean loss of the workers' minibatches, where the engine knows it and the guard wants it."""
 
 
 Gives = Literal["innovation", "messages", "total"]
@@ -176,7 +178,7 @@ class Workers:
         theta, count = opened.theta, len(self.ids) if rows is None else len(rows)
         moved = None
         points = [theta]
-        if self.rule.points(opened.k, self.D) > 1:
+        if opened.points > 1:
             points.append(self.snapshot if self.iterates is None else self.iterates.rows(rows))
         if self.rule.estimate:
             assert self.iterates is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +47,55 @@ class Distributed(Rounds):
         relay: int = 0,
         tell_left: bool = False,
         check_every: int = CHECK_EVERY,
+        requantise: bool = False,
+        minibatch_loss: Callable[[], float] | None = None,
         **options: Any,
     ) -> None:
         """Take what `Simulation` takes, the links, and how uploads are exchanged over them.
 
-        Every `check_every` rounds the ranks compare checksums of their models; 0 is never.
+        Every `check_every` rounds the ranks compare checksums of their models; 0 is never. `requantise` allows what the
+        simulation does not do: to round the sum of quantised uploads again, where that is shorter. `minibatch_loss` is
+        asked after every round's gradients, if the guard watches; NaN: there were none.
         """
         links, codec, theta = (links or Links()).apart(), codec or Dense(), optimizer.theta
         owners = hosts(laziness.workers, links.ranks)
         self.ids: IntArray = np.flatnonzero(owners == links.rank)
-        how = form(theta.shape[-1], int(theta.itemsize), owners, codec, rule, exchange)
+        how = form(theta.shape[-1], int(theta.itemsize), owners, codec, rule, exchange, requantise=requantise)
         super().__init__(
-            problem, optimizer, rule=rule, laziness=laziness, codec=codec, ids=self.ids, gives=GIVES[how], **options
+            problem,
+            optimizer,
+            rule=rule,
+            laziness=laziness,
+            codec=Dense() if how == "requantised" else codec,  # there the exchange encodes
+            ids=self.ids,
+            gives=GIVES[how],
+            **options,
         )
-        self.links, self.check_every = links, check_every
+        self.links, self.check_every, self.codec = links, check_every, codec
+        self._minibatch_loss = minibatch_loss or (lambda: math.nan)
         self.resynchronised: list[tuple[int, list[int]]] = []
         """(round, ranks) of models that were not rank 0's, and were set to it."""
-        self.exchange = Exchange(links, owners, codec, rule, theta, setting=exchange, relay=relay, tell_left=tell_left)
+        self.exchange = Exchange(
+            links,
+            owners,
+            codec,
+            rule,
+            theta,
+            setting=exchange,
+            relay=relay,
+            tell_left=tell_left,
+            tell_loss=self.server.guard is not None and minibatch_loss is not None,
+            requantise=requantise,
+            seed=options.get("seed", 0),
+        )
 
     def respond(self, opened: Opened) -> Reply:
         """Return what all workers answer, wherever they are."""
         checks = self.check_every and opened.k and opened.k % self.check_every == 0
         number = checksum(opened.theta) if checks else None
-        reply = self.exchange.carry(self.workers.respond(opened.to(self.ids)), self.wish, number)
-        points = int(self.server.rule.points(opened.k, self.server.laziness.D))
-        return reply._replace(gradients=self.downloads(opened) * points * self.workers.H)
+        own = self.workers.respond(opened.to(self.ids))
+        reply = self.exchange.carry(opened.k, own, self.wish, number, self._minibatch_loss())
+        return reply._replace(gradients=self.downloads(opened) * opened.points * self.workers.H)
 
     def step(self) -> Round:
         """Run one round; if it showed that models differ, take rank 0's everywhere."""

@@ -8,6 +8,8 @@ A round has two parts: a few bytes a worker, the flags, and what was uploaded. T
   aggregate. A rank whose gradient was not finite sends its last one again.
 - packed: the encoded messages themselves. Every rank keeps each worker's last decoded contribution, O(M p).
 - relayed: encoded messages to the hub, which alone keeps the contributions, and the dense sum from there.
+- requantised: where everybody uploads in every round, encoded pieces to the ranks that serve them, and the encoded
+  sum of each piece from there (`quantised_sum.py`). It rounds the sum, too, so it is for who asks for it.
 
 and over one of three routes: `direct`, from the uploader to everybody; `scatter`, in pieces to the ranks, each of
 which sums (or collects) its piece and sends it on; and `hub`, the same with one rank that does it all. Sums are taken
@@ -16,7 +18,7 @@ in the order of the ranks, in float64, by one rank or by all alike: all ranks ag
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +31,17 @@ from lasg.core.contributions import Contributions
 from lasg.core.rules import Rule
 from lasg.core.workers import Gives, Reply
 from lasg.engines.links import Begun, Links
+from lasg.engines.quantised_sum import QuantisedSum, SizedCodec
 from lasg.errors import LasgError
 
-Form = Literal["summed", "totals", "packed", "relayed"]
-GIVES: dict[Form, Gives] = {"summed": "innovation", "totals": "total", "packed": "messages", "relayed": "messages"}
+Form = Literal["summed", "totals", "packed", "relayed", "requantised"]
+GIVES: dict[Form, Gives] = {
+    "summed": "innovation",
+    "totals": "total",
+    "packed": "messages",
+    "relayed": "messages",
+    "requantised": "total",
+}
 """What the workers of a rank must answer with."""
 Route = Literal["direct", "scatter", "hub"]
 ROUTES: dict[str, tuple[Route, ...]] = {
@@ -49,17 +58,22 @@ HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
 
 
-def form(p: int, itemsize: int, owners: IntArray, codec: Codec, rule: Rule, setting: str) -> Form:
+def form(
+    p: int, itemsize: int, owners: IntArray, codec: Codec, rule: Rule, setting: str, *, requantise: bool = False
+) -> Form:
     """Return the form of a run's uploads.
 
     Packed messages go to everybody, one an uploader: in the worst round M of them, which must not be more than
     DistributedDataParallel sends. It is one form for all rounds: who missed a message cannot use the next. Dense
-    messages are never shorter than their sum. `owners` are the ranks of the workers.
+    messages are never shorter than their sum. `owners` are the ranks of the workers. `requantise` allows to round the
+    sum as well, which is shorter from three ranks on.
     """
     length, dense = getattr(codec, "length", None), p * itemsize
     sums: Form = "totals" if rule.left is None else "summed"
     if isinstance(codec, Dense):
         return sums
+    if requantise and sums == "totals" and length is not None and len(np.unique(owners)) > 2 and setting != "direct":
+        return "requantised"
     if length is None or len(owners) * length(p) <= 2 * dense:
         return "packed"
     # A rank with many workers sends one sum with fewer bytes than their messages.
@@ -104,6 +118,8 @@ class Flags(NamedTuple):
     """Estimates of L_m, where the rule has them; 0 for who does not upload."""
     left: FloatArray | None
     """The rule's left side, where it is told."""
+    loss: float | None
+    """The mean loss of those that computed, where it is told."""
 
 
 class Exchange:
@@ -120,8 +136,14 @@ class Exchange:
         setting: str = "auto",
         relay: int = 0,
         tell_left: bool = False,
+        tell_loss: bool = False,
+        requantise: bool = False,
+        seed: int = 0,
     ) -> None:
-        """Take the links, and the rank of each worker: the workers of a rank have consecutive numbers."""
+        """Take the links, and the rank of each worker: the workers of a rank have consecutive numbers.
+
+        `seed` is for the rounding of sums, where `requantise` allows it.
+        """
         if setting not in ROUTES:
             raise LasgError(f"exchange must be one of {', '.join(ROUTES)}, got {setting!r}")
         if not 0 <= relay < links.ranks:
@@ -129,7 +151,7 @@ class Exchange:
         self.links, self.owners, self.codec, self.rule = links, owners, codec, rule
         self.setting, self.relay = setting, relay
         self.p, self.itemsize = theta.shape[-1], int(theta.itemsize)
-        self.form = form(self.p, self.itemsize, owners, codec, rule, setting)
+        self.form = form(self.p, self.itemsize, owners, codec, rule, setting, requantise=requantise)
         keeps = self.form == "packed" or (self.form == "relayed" and links.rank == relay)
         self.contributions = Contributions(len(owners), theta) if keeps else None
         self.mine = owners == links.rank
@@ -141,9 +163,16 @@ class Exchange:
         self.owed = torch.zeros(self.p, dtype=torch.float64) if self._rounds else None
         self.owed_sum = torch.zeros_like(self.owed) if self.owed is not None else None
         self.heads = np.zeros((links.ranks, 1), np.uint64)
-        fields = [("size", "<i8")] + [("estimate", "<f8")] * bool(rule.estimate) + [("left", "<f8")] * tell_left
-        self._flag = np.dtype(fields)
+        told = {"estimate": bool(rule.estimate), "left": tell_left, "loss": tell_loss}
+        self._flag = np.dtype([("size", "<i8"), *((name, "<f8") for name, is_told in told.items() if is_told)])
+        self._tells_loss = tell_loss
         self._be_ready()
+        self.quantised_sum: QuantisedSum | None = None
+        if self.form == "requantised":
+            serving = [relay] if setting == "hub" else list(range(links.ranks))
+            self.quantised_sum = QuantisedSum(
+                links, cast("SizedCodec", codec), theta, serving=serving, seed=seed, channels=(PIECES, ONWARDS)
+            )
 
     @property
     def _rounds(self) -> bool:
@@ -175,33 +204,39 @@ class Exchange:
             links.open(FLAGS, {rank: 16 + counts[rank] * self._flag.itemsize for rank in ranks})
         if over_relay:
             links.open(ALL_FLAGS, {self.relay: 16 * links.ranks + len(self.owners) * self._flag.itemsize})
-        if self.form == "packed" and length is None:
-            return  # a codec whose messages may have any length
+        if self.form == "requantised" or (self.form == "packed" and length is None):
+            return  # the quantised sum opens its own; a codec's messages may have any length
         if "direct" in ROUTES[self.setting]:
             links.open(DIRECT, dict(enumerate(uploads)))
         if links.rank in serves:
             links.open(PIECES, pieces)
         links.open(ONWARDS, dict.fromkeys(serves, onwards))
 
-    def carry(self, reply: Reply, wish: int = 0, checksum: int | None = None) -> Reply:
-        """Tell the others what the workers of this rank answered, and return what all of them did.
+    def carry(self, k: int, reply: Reply, wish: int = 0, checksum: int | None = None, loss: float = np.nan) -> Reply:
+        """Tell the others what the workers of this rank answered in round k, and return what all of them did.
 
         A wish goes along: after it `wished` is the highest of all ranks'. In rounds that all ranks agree on a checksum
-        of the model does, too: after it `differing` are the ranks whose is not that of rank 0.
+        of the model does, too: after it `differing` are the ranks whose is not that of rank 0. `loss` is that of this
+        rank's minibatches, where losses are told; NaN: it computed none.
         """
         head = [wish] if checksum is None else [wish, checksum]
         self.heads = np.zeros((self.links.ranks, len(head)), np.uint64)
         self.heads[self.links.rank] = head
-        own = self._own(reply)
-        way = self._known_way()
-        started = [] if way is None else self._begin(own, way)
-        flags = self._flags(reply)
+        own, way = None, None
+        if self.quantised_sum is not None:
+            started = self.quantised_sum.begin(k, reply.total)
+        else:
+            own, way = self._own(reply), self._known_way()
+            started = [] if way is None else self._begin(own, way)
+        flags = self._flags(reply, loss)
         uploaded = flags.sizes > 0
         uploads = int(np.count_nonzero(uploaded))
         broken = flags.sizes < 0
         estimates = None if flags.estimates is None else flags.estimates[uploaded]
         found = None
-        if uploads or self.form == "totals":
+        if self.quantised_sum is not None:
+            found = self._here(self.quantised_sum.finish(k))
+        elif uploads or self.form == "totals":
             lengths = self._lengths(np.maximum(flags.sizes, 0))
             if way is None:
                 way = route(self.setting, self.form, self.p * self.itemsize, lengths)
@@ -211,30 +246,33 @@ class Exchange:
         self.links.settle(started, "uploads")
         return Reply(
             uploaded,
-            None if self.form == "totals" else found,
+            None if GIVES[self.form] == "total" else found,
             uploads,
             8 * int(flags.sizes[uploaded].sum()),
             reply.gradients,
             flags.left,
             estimates,
             broken if broken.any() else None,
-            total=found if self.form == "totals" else None,
+            total=found if GIVES[self.form] == "total" else None,
+            loss=flags.loss,
         )
 
     # -- flags ------------------------------------------------------------------------------------------------
 
-    def _flags(self, reply: Reply) -> Flags:
+    def _flags(self, reply: Reply, loss: float) -> Flags:
         """Tell everybody, over the relay or directly, how much the workers of this rank upload."""
         table = np.zeros(len(self.owners), self._flag)
         own = table[self.mine]
         if reply.uploads:
-            own["size"][reply.uploaded] = _sizes(reply)
+            own["size"][reply.uploaded] = self._sizes(reply)
         if reply.broken is not None:
             own["size"][reply.broken] = -1
         if reply.estimates is not None:
             own["estimate"][reply.uploaded] = reply.estimates
         if self._tells_left:
             own["left"] = np.nan if reply.left is None else reply.left
+        if self._tells_loss:
+            own["loss"] = loss
         table[self.mine] = own
         if self.setting == "hub":
             self._tell_over_relay(table)
@@ -247,7 +285,16 @@ class Exchange:
             left = np.full(len(self.owners), np.nan)
             left[self.mine] = reply.left
         estimates = table["estimate"].copy() if self.rule.estimate else None
-        return Flags(table["size"].astype(np.int64), estimates, left)
+        losses = table["loss"][np.isfinite(table["loss"])] if self._tells_loss else ()
+        return Flags(table["size"].astype(np.int64), estimates, left, float(np.mean(losses)) if len(losses) else None)
+
+    def _sizes(self, reply: Reply) -> IntArray | int:
+        """Return the bytes of this rank's uploads, one number each."""
+        if self.quantised_sum is not None:
+            return self.quantised_sum.codec.length(self.p)
+        if reply.messages:
+            return np.array([len(message) for message in reply.messages])
+        return reply.bits // 8 // reply.uploads
 
     @property
     def wished(self) -> int:
@@ -471,13 +518,6 @@ class Exchange:
                 held.copy_(state[name])
         if self.contributions is not None:
             self.contributions.rows = copies(state["contributed"], self._like)
-
-
-def _sizes(reply: Reply) -> IntArray | int:
-    """Return the bytes of this rank's uploads, one number each."""
-    if reply.messages:
-        return np.array([len(message) for message in reply.messages])
-    return reply.bits // 8 // reply.uploads
 
 
 def _bytes(head: npt.NDArray[np.uint64], rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -288,6 +288,7 @@ class Federated(Rounds):
             "workers": len(self.keys),
             "eta": float(opened.eta),
             "threshold": float(opened.threshold),
+            "points": opened.points,
             "due": bool(opened.due if isinstance(opened.due, bool) else opened.due[m]),
             "based": int(self.last[m]),
             "weight": float(self.samples[m] / self.samples.sum()),

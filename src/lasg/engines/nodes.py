@@ -140,7 +140,16 @@ class Node:
             self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other model
         due = bool(head["due"]) or int(head["based"]) != self.last
         asked = np.array([True]) if self.rule.where == "server" else None
-        opened = Opened(k, theta, float(head["eta"]), float(head["threshold"]), asked, np.array([due]), None)
+        opened = Opened(
+            k,
+            theta,
+            float(head["eta"]),
+            float(head["threshold"]),
+            asked,
+            np.array([due]),
+            left=None,
+            points=int(head["points"]),
+        )
         reply = self.workers.respond(opened)
         said["evaluations"] = reply.gradients
         if reply.left is not None:

@@ -88,6 +88,8 @@ class Round(NamedTuple):
     """The staleness that each worker had when the round opened."""
     broken: Mask | None = None
     """Whose gradient was NaN or infinite, and so was not used; None: nobody's."""
+    remark: str = ""
+    """What a user must know of this round: that laziness was given up in it, and why."""
 
 
 class Rounds(ABC):
@@ -150,6 +152,11 @@ class Rounds(ABC):
         return self.server.theta
 
     @property
+    def given_up(self) -> str:
+        """Why laziness was given up, and when; empty while it was not."""
+        return "" if self.server.guard is None else self.server.guard.given_up
+
+    @property
     def wished(self) -> int:
         """What was wished most urgently before the last round, by whichever process: all are told the same."""
         return self.wish
@@ -182,7 +189,9 @@ class Rounds(ABC):
         opened = server.open()
         tau = server.tau
         reply = self.respond(opened)
-        server.close(reply.uploaded, reply.innovation, reply.estimates, reply.total)
+        before = self.given_up
+        server.close(reply.uploaded, reply.innovation, reply.estimates, reply.total, reply.loss)
+        remark = "" if before else self.given_up
         downloads = self.downloads(opened)
         ledger = self.ledger
         ledger.rounds += 1
@@ -200,7 +209,7 @@ class Rounds(ABC):
             kept = 0 if opened.asked is None else np.where(opened.asked, 0, self.streak)
             self.streak = np.where(False if broken is None else broken, self.streak + 1, kept)
             self._broken = bool(self.streak.any())
-        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken)
+        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken, remark)
 
     def downloads(self, opened: Opened) -> int:
         """Return how many workers get the model in a round."""

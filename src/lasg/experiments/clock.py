@@ -70,7 +70,8 @@ def traffic(run: Run) -> Traffic:
     return Traffic(
         uploaded=uploaded,
         server_rule=rule.where == "server",
-        evaluations=rule.points(np.arange(len(uploaded)), spec.D) * H,
+        # Where there was no threshold, laziness had been given up, and nobody computed a probe.
+        evaluations=np.where(np.isnan(trace["threshold"]), 1, rule.points(np.arange(len(uploaded)), spec.D)) * H,
         model_bits=_each(trace["bits_down"], trace["downloads"]),
         upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
         silent_bits=rule.flag_bits,

@@ -1,0 +1,110 @@
+"""A guard against laziness that hurts: it watches what stale contributions are worth, and takes laziness back.
+
+Three things are watched, all of them known to the server without another byte:
+
+- **Agreement.** An upload replaces a stale contribution by a fresh one. Over the last rounds, r = (M / u) ||sum of
+  the innovations of the u uploaders||^2 / ||aggregate||^2 is 0 where fresh and stale ones are the same and 2 where
+  they have nothing in common: 1 - r / 2 is their agreement, -1 where they point apart. With minibatches it is the
+  share of the aggregate that is gradient and not noise.
+- **Reuse.** A minibatch's noise that is used in tau rounds adds up tau times instead of sqrt(tau) times. So a
+  contribution may be used again for as long as the extra, (1 - agreement) (tau - 1), is at most `EXTRA`; older ones
+  must be uploaded. Where not even one more round is allowed, for a whole window, laziness is given up.
+- **The loss**, where the engine knows it: if its mean over a window is above the lowest window's by more than chance
+  and a tenth, while contributions were stale, laziness is given up.
+
+Given up means that everybody uploads from then on, and nobody computes a second gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+WINDOW = 20
+"""Rounds over which everything is averaged."""
+EXTRA = 0.5
+"""How much noise reuse may add to the aggregate, as a share of its squared norm."""
+CHANCE = 6.0
+"""How many standard errors are chance: the lowest of many windows is compared with every later one."""
+RISE = 0.1
+"""By how much of the lowest mean loss a later one must be above it."""
+
+
+@dataclass
+class Guard:
+    """The watch over one run. Its fields are numbers, the same in every process; `given_up` says why and when."""
+
+    news: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """(M / u) ||innovation||^2 of the last rounds with uploads."""
+    sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """||aggregate||^2 of the same rounds: the mean of before and after."""
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    lowest: tuple[float, float] = (math.inf, 0.0)
+    """The lowest mean of the losses over a window so far, and its variance."""
+    fresh_only: int = 0
+    """Rounds in a row in which no reuse at all was allowed."""
+    since_silence: int = 0
+    """Rounds since somebody was silent last."""
+    given_up: str = ""
+
+    @property
+    def agreement(self) -> float:
+        """How far stale contributions agree with the fresh ones that replace them: 1 is fully; 1 before it is known."""
+        if len(self.news) < WINDOW:
+            return 1.0
+        total = sum(self.sizes)
+        return 1.0 - 0.5 * sum(self.news) / total if total > 0 else 1.0
+
+    @property
+    def reuse_limit(self) -> float:
+        """The largest staleness that a contribution may have without being due."""
+        noise = 1.0 - self.agreement
+        return 1.0 + math.floor(EXTRA / noise) if noise > 0 else math.inf
+
+    def close(self, k: int, uploads: int, workers: int, news: float, size: float, loss: float | None) -> None:
+        """Take what round k showed: the uploads, the squared norms of innovation and aggregate, the mean loss."""
+        if self.given_up:
+            return
+        if uploads:
+            self.news.append(workers / uploads * news)
+            self.sizes.append(size)
+        self.since_silence = 0 if uploads < workers else self.since_silence + 1
+        self.fresh_only = self.fresh_only + 1 if self.reuse_limit <= 1 else 0
+        if self.fresh_only >= WINDOW:
+            self.given_up = (
+                f"laziness was given up in round {k}: stale contributions agree with fresh ones by "
+                f"{max(self.agreement, 0.0):.2f} only, so using one again mostly repeats its minibatch's noise"
+            )
+        elif loss is not None and math.isfinite(loss):
+            self._watch_loss(k, loss)
+
+    def _watch_loss(self, k: int, loss: float) -> None:
+        self.losses.append(loss)
+        if len(self.losses) < WINDOW:
+            return
+        mean = sum(self.losses) / WINDOW
+        variance = sum((value - mean) ** 2 for value in self.losses) / (WINDOW - 1)
+        if mean <= self.lowest[0]:
+            self.lowest = (mean, variance)
+        lowest, then = self.lowest
+        chance = CHANCE * math.sqrt((variance + then) / WINDOW)
+        if self.since_silence < WINDOW and mean - lowest > max(chance, RISE * abs(lowest)):
+            self.given_up = (
+                f"laziness was given up in round {k}: the loss rose to {mean:.3g}, from {lowest:.3g} before, "
+                "while some contributions were stale"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: numbers, and lists of them."""
+        found = asdict(self)
+        return {name: list(value) if isinstance(value, deque | tuple) else value for name, value in found.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        for name in ("news", "sizes", "losses"):
+            setattr(self, name, deque(state[name], maxlen=WINDOW))
+        self.lowest = (float(state["lowest"][0]), float(state["lowest"][1]))
+        self.fresh_only, self.since_silence = int(state["fresh_only"]), int(state["since_silence"])
+        self.given_up = str(state["given_up"])

@@ -1,0 +1,170 @@
+"""The guard: laziness stays where it is harmless, reuse is limited where there is noise, and harm ends it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lasg.core.guard import WINDOW, Guard
+from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.rules import RULES, WK2
+from lasg.core.server import RHO, Laziness, Opened, Server, laziness_of
+from lasg.errors import LasgError
+
+M, P = 4, 50
+
+
+def watched(rounds: int, *, noise: float, loss: float | None = None, uploads: int = 2) -> Guard:
+    """Return a guard after so many rounds whose fresh contributions have a share of noise that stale ones have not."""
+    guard = Guard()
+    for k in range(1, rounds + 1):
+        guard.close(k, uploads, M, news=2 * noise * uploads / M, size=1.0, loss=loss)
+    return guard
+
+
+def test_agreement_is_one_less_the_share_of_noise_however_few_upload() -> None:
+    for uploads in (1, 2, 4):
+        assert watched(WINDOW, noise=0.3, uploads=uploads).agreement == pytest.approx(0.7)
+
+
+def test_nothing_is_limited_before_a_whole_window_is_known() -> None:
+    assert watched(WINDOW - 1, noise=1.0).reuse_limit == math.inf
+
+
+@pytest.mark.parametrize(("noise", "limit"), [(0.0, math.inf), (0.015, 34), (0.2, 3), (0.6, 1), (1.0, 1)])
+def test_the_noisier_the_contributions_the_less_often_one_is_used_again(noise: float, limit: float) -> None:
+    assert watched(WINDOW, noise=noise).reuse_limit == pytest.approx(limit)
+
+
+def test_laziness_is_given_up_after_a_window_in_which_no_reuse_was_allowed_and_the_reason_is_one_line() -> None:
+    guard = watched(2 * WINDOW - 2, noise=0.9)
+    assert not guard.given_up
+    guard.close(99, 4, M, news=1.8, size=1.0, loss=None)
+    assert "in round 99" in guard.given_up
+    assert "by 0.10 only" in guard.given_up
+    assert "\n" not in guard.given_up
+
+
+def test_a_loss_that_rises_while_contributions_are_stale_ends_laziness() -> None:
+    guard = watched(WINDOW, noise=0.0, loss=1.0)
+    for k in range(WINDOW):
+        guard.close(100 + k, 2, M, 0.0, 1.0, loss=2.0)
+    assert "the loss rose to" in guard.given_up
+
+
+@pytest.mark.parametrize("uploads", [2, 4])
+def test_a_loss_that_is_noisy_but_level_or_rises_while_all_is_fresh_ends_nothing(uploads: int) -> None:
+    guard = Guard()
+    drawn = np.random.default_rng(0)
+    for k in range(400):
+        level = 1.0 if uploads < M or k < 200 else 3.0
+        guard.close(k, uploads, M, 0.0, 1.0, loss=float(level * drawn.uniform(0.5, 1.5)))
+    assert not guard.given_up
+
+
+def test_a_guard_goes_on_from_its_state_as_if_it_had_not_been_stopped() -> None:
+    one = watched(WINDOW + 5, noise=0.9, loss=1.0)
+    other = Guard()
+    other.restore(json.loads(json.dumps(one.state())))
+    for guard in (one, other):
+        for k in range(WINDOW):
+            guard.close(100 + k, 2, M, 1.0, 1.0, loss=1.0)
+    assert one == other
+    assert one.given_up
+
+
+# -- on a server ---------------------------------------------------------------------------------------------------
+
+
+def server(rule: str = "wk2", *, guard: bool = True, rho: float | None = RHO, momentum: float = 0.0) -> Server:
+    optimizer = ClosedFormSGD(np.zeros(P), Constant(0.1))
+    optimizer.momentum = momentum
+    laziness = Laziness(workers=M, D=20, rho=rho, guard=guard)
+    return Server(optimizer, RULES[rule], laziness, np.ones(M))
+
+
+def play(of: Server, rounds: int, noise: float) -> list[Opened]:
+    """Let workers whose contributions are a constant and noise upload whenever they are due; one always does."""
+    drawn = np.random.default_rng(1)
+    held, opened = np.zeros((M, P)), []
+    for k in range(rounds):
+        opened.append(of.open())
+        due = np.broadcast_to(opened[-1].due, M).copy()
+        due[k % M] = True
+        fresh = np.ones((M, P)) / M + noise * drawn.normal(size=(M, P))
+        of.close(due, (fresh - held)[due].sum(0))
+        held[due] = fresh[due]
+    return opened
+
+
+def test_contributions_without_noise_stay_lazy_and_noise_ends_it_for_every_lazy_rule() -> None:
+    for rule in ("lag", "wk1", "wk2", "ps", "pse"):
+        quiet, noisy = server(rule), server(rule)
+        assert not np.all(play(quiet, 100, 1e-3)[-1].due)
+        last = play(noisy, 100, 10.0)[-1]
+        assert quiet.guard is not None
+        assert not quiet.guard.given_up, rule
+        assert noisy.guard is not None
+        assert noisy.guard.given_up, rule
+        assert np.all(last.due)
+        assert last.points == 1
+        assert math.isnan(last.threshold)
+
+
+def test_where_everybody_uploads_there_is_nothing_to_guard() -> None:
+    assert server("always").guard is None
+    assert server(guard=False).guard is None
+
+
+def test_a_restored_server_has_given_up_too() -> None:
+    one, other = server(), server()
+    play(one, 100, 10.0)
+    other.restore(one.state())
+    assert other.open().points == 1
+    assert np.all(other.open().due)
+
+
+# -- the threshold from rho ----------------------------------------------------------------------------------------
+
+
+def closed(of: Server, size: float, rounds: int = 3) -> Server:
+    for _ in range(rounds):
+        of.open()
+        of.close(np.ones(M, np.bool_), np.full(P, size) - of.aggregate)
+    return of
+
+
+def test_the_aggregates_error_is_at_most_rho_of_its_size_where_all_errors_agree() -> None:
+    of = closed(server(), 0.3)
+    largest = M * math.sqrt(of.threshold(0.1))  # every worker's error as large as allowed, all in one direction
+    assert largest == pytest.approx(RHO * 0.3 * math.sqrt(P))
+
+
+def test_momentum_and_reuse_make_the_threshold_smaller() -> None:
+    plain, heavy = closed(server(), 0.3), closed(server(momentum=0.9), 0.3)
+    assert plain.threshold(0.1) / heavy.threshold(0.1) == pytest.approx(1.9 / 0.1)
+    before = plain.threshold(0.1)
+    plain.tau = plain.tau * 3
+    assert before / plain.threshold(0.1) == pytest.approx(3)
+
+
+def test_the_papers_constant_is_a_bound_of_one_on_the_relative_error() -> None:
+    by_rho, by_c = closed(server(rho=1.0), 0.3, 10), closed(server(rho=None), 0.3, 10)
+    assert by_c.laziness.c == 0.1
+    assert by_rho.threshold(0.1) == pytest.approx(by_c.threshold(0.1))
+
+
+def test_real_workers_are_as_lazy_as_rho_says_unless_the_papers_constant_is_asked_for() -> None:
+    assert laziness_of(3, rho=None, c=None) == Laziness(workers=3, rho=RHO)
+    assert laziness_of(3, rho=0.2, c=None, guard=True) == Laziness(workers=3, rho=0.2, guard=True)
+    assert laziness_of(3, rho=None, c=0.1) == Laziness(workers=3, c=0.1)
+    with pytest.raises(LasgError, match="both say how lazy"):
+        laziness_of(3, rho=0.2, c=0.1)
+    with pytest.raises(LasgError, match="rho must be"):
+        Laziness(workers=3, rho=-1.0)
+    with pytest.raises(LasgError, match="set one of them"):
+        Laziness(workers=3, rho=1.0, c_d=1.0)
+    assert Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), WK2, Laziness(workers=M, rho=0.0)).threshold(0.1) == 0
