@@ -22,6 +22,14 @@ class Elsewhere(LasgError):  # noqa: N818
     """Another process of the same run failed, and says why."""
 
 
+class LostRank(LasgError):  # noqa: N818
+    """A rank of the process group does not answer."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean X?" where a known name is close to a wrong one, else nothing."""
     close = difflib.get_close_matches(name, list(known), 1)

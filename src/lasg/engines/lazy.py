@@ -1,6 +1,6 @@
 """A lazy optimizer for a training loop of your own: around any torch.optim optimizer, on every rank of a process group.
 
-opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), rule="wk2", codec="dense")
+opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
 for x, y in loader:
     loss = opt.step(lambda: F.cross_entropy(model(x), y))
 """
@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lasg.core import codecs
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
-from lasg.core.codecs import Codec
+from lasg.core.codecs import Codec, Dense
 from lasg.core.ledger import Ledger
-from lasg.core.optimizers import UNFIT, is_plain
+from lasg.core.optimizers import UNFIT, is_plain, momentum_of
 from lasg.core.rules import RULES, Rule
-from lasg.core.server import Laziness
+from lasg.core.server import laziness_of
 from lasg.engines.distributed import CHECK_EVERY, Distributed, code
 from lasg.engines.links import TIMEOUT, Links
 from lasg.engines.rounds import PATIENCE, Round
-from lasg.errors import Faulty, LasgError
+from lasg.engines.user_loss import ComputeLoss, UserLoss, kind_of
+from lasg.errors import Faulty, LasgError, LostRank
+from lasg.packing import packed, unpacked
 from lasg.problems.flat import FlatView
-
-ComputeLoss = Callable[[], Tensor]
+from lasg.problems.module import Buffers
 
 
 class LazyOptimizer(torch.optim.Optimizer):
@@ -41,10 +40,12 @@ class LazyOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rule: str | Rule = "wk2",
-        codec: str | Codec = "dense",
+        rule: str | Rule = "always",
+        codec: str | Codec = "qsgd8:512",
         *,
-        c: float = 0.1,
+        rho: float | None = None,
+        c: float | None = None,
+        guard: bool = True,
         D: int = 50,
         window: int = 10,
         weight: float | None = None,
@@ -59,10 +60,15 @@ class LazyOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Take over the optimizer's parameters, and rank 0's values of them.
 
+        The default sends every gradient, in 8 bits an entry. A lazy rule, such as wk2, sends fewer: `rho` bounds the
+        error that this makes in the aggregate, relative to its size; `c` is the paper's constant, in place of rho. The
+        `guard` gives laziness up, with a warning, where it does more harm than the rule can see.
+
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.
         Every `check_every` rounds the ranks compare checksums of their models (0: never); one that differs takes
-        rank 0's, with a warning. The group is the default one; without any this process is the only worker.
+        rank 0's, with a warning. The group is the default one; without any this process is the only worker, and nothing
+        is encoded.
         """
         # Not torch's __init__: param_groups, state and defaults are the wrapped optimizer's.
         self.optimizer = optimizer
@@ -71,6 +77,9 @@ class LazyOptimizer(torch.optim.Optimizer):
         chosen = RULES[rule] if isinstance(rule, str) else rule
         coder = codecs.parse(codec) if isinstance(codec, str) else codec
         links = Links(group, timeout)
+        if links.ranks == 1:
+            coder = Dense()  # nothing travels: rounding would save nothing
+        laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
         self.flat = FlatView(_named(optimizer))
         theta = self.flat.gather()
         if theta.dtype not in {torch.float32, torch.float64}:
@@ -80,7 +89,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             "version of lasg": code(),
             "rule": chosen.name,
             "codec": _described(coder),
-            "constants (c, D, window, seed, patience)": [c, D, window, seed, patience],
+            "constants (rho, c, guard, D, window, seed, patience)": [rho, c, guard, D, window, seed, patience],
             "exchange": [exchange, relay, check_every],
             "optimizer": [type(optimizer).__name__, [_options(group) for group in optimizer.param_groups]],
             "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
@@ -89,19 +98,21 @@ class LazyOptimizer(torch.optim.Optimizer):
         links.agree(settings)
         theta = links.copy_from(0, theta, "parameters")
         self.flat.point_at(theta)
-        self._model = _Model(self.flat, shares)
+        self._model = UserLoss(self.flat, shares)
         self._rounds = Distributed(
             self._model,
             _Stepped(optimizer, self.flat, theta),
             rule=chosen,
             codec=coder,
-            laziness=Laziness(workers=links.ranks, D=D, c=c, window=window),
+            laziness=laziness,
             links=links,
             exchange=exchange,
             relay=relay,
             clip=clip,
             patience=patience,
             check_every=check_every,
+            requantise=True,
+            minibatch_loss=self._model.loss_now,
             seed=seed,
         )
         _count_threads(links)
@@ -119,29 +130,68 @@ class LazyOptimizer(torch.optim.Optimizer):
         """Bytes that this rank really sent, by the rank that got them."""
         return self._rounds.links.sent
 
-    def step(self, compute_loss: ComputeLoss) -> Tensor | None:  # type: ignore[override]
+    def step(self, compute_loss: ComputeLoss | Sequence[ComputeLoss] | None = None) -> Tensor | None:  # type: ignore[override]
         """Take one step, together with all ranks.
 
         `compute_loss` returns this rank's loss on its minibatch, without calling backward; it may be called twice,
-        or, under a server rule that does not ask this rank, not at all. Returns the detached loss, or None.
+        or, under a server rule that does not ask this rank, not at all. A list has a function per microbatch: the loss
+        is their mean, and one graph is held at a time. Returns the detached loss, or None.
         """
-        if not callable(compute_loss):
-            raise LasgError("step takes a function that returns the loss: opt.step(lambda: loss_function(model(x), y))")
+        functions = self._functions(compute_loss)
         if torch.is_autocast_enabled(self.flat.parameters[0].device.type):
             raise LasgError("step was called under autocast: put `with torch.autocast(...)` into the function it gets")
-        self._model.compute, self._model.value = compute_loss, None
+        if torch.is_inference_mode_enabled():
+            raise LasgError("step was called under inference_mode, where nothing has a gradient: leave it before")
+        self._model.compute, self._model.value = functions, None
         try:
             self.last = self._rounds.step()
         except Faulty:
             self._rounds.forgive()  # the next step has as much patience again
             raise
-        except BaseException:
+        except BaseException as error:
             self._torn = self._torn or self._model.value is not None
+            if isinstance(error, LostRank):
+                raise LasgError(
+                    f"{error}. This rank was in step {self._rounds.server.k + 1}: if rank {error.rank} ran out of "
+                    "batches before, give all ranks as many (DistributedSampler, drop_last=True)"
+                ) from None
             raise
         finally:
-            self._model.compute = None
+            self._model.compute = ()
             self.flat.point_at(self._rounds.theta)
+        if self.last.remark and self._rounds.links.rank == 0:
+            warnings.warn(f"{self.last.remark}. All ranks upload in every round from here on", stacklevel=2)
         return self._model.value
+
+    def _functions(self, compute_loss: Any) -> tuple[ComputeLoss, ...]:
+        """Return the functions that step got; say what to write where it got none."""
+        if callable(compute_loss):
+            return (compute_loss,)
+        if isinstance(compute_loss, list | tuple) and compute_loss and all(map(callable, compute_loss)):
+            return tuple(compute_loss)
+        if compute_loss is None:
+            came = "after backward()" if any(value.grad is not None for value in self.flat.parameters) else "alone"
+            raise LasgError(
+                f"step() {came} cannot be lazy: write opt.step(lambda: loss_function(model(x), y)) in place of "
+                "loss.backward() and opt.step(). A GradScaler is not for it: put torch.autocast with bfloat16 into "
+                "the function"
+            )
+        raise LasgError(
+            "step takes a function that returns the loss, opt.step(lambda: loss_function(model(x), y)), or a list of "
+            f"them, one per microbatch; it got {kind_of(compute_loss)}"
+        )
+
+    def average_buffers(self, module: nn.Module) -> None:
+        """Give the module's buffers one value on all ranks, such as BatchNorm's statistics: those of all samples.
+
+        Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
+        """
+        links, buffers = self._rounds.links, Buffers(module, self._rounds.links.ranks)
+        own = packed({str(i): value for i, value in enumerate(buffers.read())})
+        for rank, data in enumerate(links.gather(own, "buffers")):
+            values = unpacked(data, f"rank {rank}'s buffers")
+            buffers.keep(rank, [values[str(i)] for i in range(len(values))])
+        buffers.load_pooled(self._model.weights)
 
     # -- what schedulers, loggers and checkpoints expect of an optimizer ------------------------------------------
 
@@ -186,6 +236,12 @@ class LazyOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state dict; the model's parameters are set too."""
         given, own = state_dict.get("of"), self._identity()
+        if isinstance(given, dict) and given.get("ranks") != own["ranks"]:
+            raise LasgError(
+                f"this state dict was saved on {given.get('ranks')} ranks, and here are {own['ranks']}: start as many, "
+                "or begin with a new LazyOptimizer around the model as it was saved, its optimizer loaded with "
+                "optimizer.load_state_dict(state['server']['optimizer']['optimizer'])"
+            )
         if given != own:
             told, here = ("something else" if not isinstance(it, dict) else _listed(it) for it in (given, own))
             raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
@@ -200,92 +256,7 @@ class LazyOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         """Say what is lazy here."""
         server = self._rounds.server
-        return f"LazyOptimizer({self.optimizer!r}, rule={server.rule.name!r}, codec={self._rounds.workers.codec!r})"
-
-
-class _Model:
-    """The user's loss, as a problem whose workers are the ranks."""
-
-    def __init__(self, flat: FlatView, weights: FloatArray) -> None:
-        self.flat, self.weights = flat, weights
-        self.workers = len(weights)
-        self.compute: ComputeLoss | None = None
-        self.value: Tensor | None = None
-
-    def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:  # noqa: ARG002
-        """Return this rank's contribution at each point, on one minibatch, with one dropout mask.
-
-        The first point alone changes what BatchNorm remembers.
-        """
-        assert self.compute is not None
-        assert rows is not None
-        assert len(rows) == 1  # a rank is one worker
-        found = [self.flat.parameters[0].new_empty((1, self.flat.p)) for _ in points]
-        before = _randomness(self.flat.parameters[0].device)
-        with _watched() as first:
-            for j, point in enumerate(points):
-                if j:
-                    _set_randomness(before)
-                    first.restore()
-                self.flat.point_at(point if isinstance(point, Tensor) and point.ndim == 1 else point[0])
-                value = self._differentiate(found[j][0])
-                if j == 0:
-                    self.value = value
-                    after = _randomness(self.flat.parameters[0].device)
-                    first.keep()
-            _set_randomness(after)
-            # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
-            first.settle(finite=bool(torch.isfinite(found[0].sum())))
-        for row in found:
-            row *= float(self.weights[rows[0]])
-        return found
-
-    def _differentiate(self, row: Tensor) -> Tensor:
-        """Write the gradient of the loss into a row; return the loss."""
-        assert self.compute is not None
-        parameters = self.flat.parameters
-        for parameter in parameters:
-            parameter.grad = None
-        versions = [parameter._version for parameter in parameters]
-        torch.clear_autocast_cache()  # it would keep the weights of another point
-        with torch.enable_grad():
-            value = self.compute()
-        if versions != [parameter._version for parameter in parameters]:
-            raise LasgError(
-                "the function that step got wrote into the parameters (as Embedding with max_norm does): they are "
-                "views of the server's model, which only the server may move"
-            )
-        if any(parameter.grad is not None for parameter in parameters):
-            raise LasgError("the function that step got called backward itself: delete the line loss.backward()")
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise LasgError(f"the function that step got must return the loss, one number; it returned {_kind(value)}")
-        if not value.requires_grad:
-            raise LasgError("the loss does not depend on the parameters: compute it without no_grad() and detach()")
-        self.flat.write(row, torch.autograd.grad(value.reshape(()), parameters, allow_unused=True))
-        return value.detach()
-
-    def loss(self, theta: Array) -> float:  # noqa: ARG002
-        """Refuse: only the user knows the objective over all samples."""
-        raise LasgError("a lazy optimizer sees minibatches only: measure the loss over all samples in your own loop")
-
-    def accuracy(self, theta: Array) -> float | None:  # noqa: ARG002
-        """Return None, as `loss` refuses."""
-        return None
-
-    def export(self, theta: Array) -> dict[str, Tensor]:
-        """Return the parameters at theta."""
-        return dict(zip(self.flat.names, self.flat.views(theta), strict=True))
-
-    def fresh(self) -> _Model:
-        """Return itself: an optimizer is one run."""
-        return self
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: the model's buffers are the user's."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
+        return f"LazyOptimizer({self.optimizer!r}, rule={server.rule.name!r}, codec={self._rounds.codec!r})"
 
 
 class _Stepped:
@@ -293,7 +264,7 @@ class _Stepped:
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> None:
         self.optimizer, self.flat, self.theta = optimizer, flat, theta
-        self.plain = is_plain(optimizer)
+        self.plain, self.momentum = is_plain(optimizer), momentum_of(optimizer)
 
     def rate(self, k: int) -> float:  # noqa: ARG002
         """Return the learning rate of the first group, as it is now."""
@@ -323,79 +294,12 @@ class _Stepped:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class _Buffers:
-    """The buffers of the modules that were called, as they were before."""
-
-    def __init__(self) -> None:
-        self.before: dict[nn.Module, dict[str, Tensor]] = {}
-        self.after: dict[nn.Module, dict[str, Tensor]] = {}
-
-    def called(self, module: nn.Module, _: Any) -> None:
-        """Remember the buffers of a module that is about to be called for the first time."""
-        inside = module.modules() if isinstance(module, torch.jit.ScriptModule) else (module,)
-        for part in inside:  # a script calls its parts without hooks
-            if part._buffers and part not in self.before:
-                self.before[part] = _own_buffers(part)
-
-    def keep(self) -> None:
-        """Remember what the call made of them."""
-        self.after = {module: _own_buffers(module) for module in self.before}
-
-    def restore(self) -> None:
-        """Set them as they were before the call."""
-        _set_buffers(self.before)
-
-    def settle(self, *, finite: bool) -> None:
-        """Leave what the first call made of them, or, if its gradient was not finite, what was there before."""
-        _set_buffers({**self.before, **self.after} if finite else self.before)
-
-
-@contextmanager
-def _watched() -> Iterator[_Buffers]:
-    """Watch which modules are called, and what their buffers were."""
-    found = _Buffers()
-    handle = register_module_forward_pre_hook(found.called)
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
-def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module._buffers.items() if value is not None}
-
-
-def _set_buffers(states: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
-    with torch.no_grad():
-        for module, values in states.items():
-            for name, value in values.items():
-                held = module._buffers.get(name)
-                if held is not None and (held.shape, held.dtype) == (value.shape, value.dtype):
-                    held.copy_(value)
-                else:
-                    module._buffers[name] = value.clone()
-
-
-def _randomness(device: torch.device) -> list[tuple[torch.device, Tensor]]:
-    """Return the state of torch's generators: of the CPU, and of the parameters' device."""
-    found = [(torch.device("cpu"), torch.get_rng_state())]
-    if device.type != "cpu":
-        found.append((device, torch.get_device_module(device).get_rng_state(device)))
-    return found
-
-
-def _set_randomness(states: list[tuple[torch.device, Tensor]]) -> None:
-    for device, state in states:
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
-
-
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of all groups; torch's optimizers know no names."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise LasgError(f"LazyOptimizer wraps an optimizer of torch.optim, got {_kind(optimizer)}")
+        raise LasgError(f"LazyOptimizer wraps an optimizer of torch.optim, got {kind_of(optimizer)}")
+    if isinstance(optimizer, LazyOptimizer):
+        raise LasgError("this optimizer is lazy already: wrap the torch optimizer inside it, once")
     name = type(optimizer).__name__
     if name in UNFIT:
         raise LasgError(f"{name} cannot be lazy: {UNFIT[name]}")
@@ -441,10 +345,6 @@ def _listed(values: dict[str, Any]) -> str:
 def _options(group: dict[str, Any]) -> dict[str, str]:
     """Return the settings of a parameter group."""
     return {name: str(value) for name, value in group.items() if name != "params"}
-
-
-def _kind(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _tensors(node: Any) -> Any:

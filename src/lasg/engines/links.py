@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lasg.core.arrays import IntArray
-from lasg.errors import LasgError, first_line
+from lasg.errors import LasgError, LostRank, first_line
 
 TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
@@ -46,8 +46,7 @@ def join(timeout: float = TIMEOUT) -> Links:
     """
     if dist.is_initialized() or "RANK" not in os.environ:
         return Links(timeout=timeout)
-    if not 0 < timeout < float("inf"):
-        raise LasgError(f"timeout must be a number of seconds, got {timeout!r}")
+    _check_timeout(timeout)
     store, rank, ranks = next(iter(rendezvous("env://")))
     attempt = PrefixStore(_attempt(store, rank, ranks, timeout), store)
     limit = timedelta(seconds=timeout)
@@ -102,6 +101,7 @@ class Links:
     """What this rank sends to the others and receives from them. Without a process group it is alone."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> None:
+        _check_timeout(timeout)
         there = dist.is_available() and dist.is_initialized()
         self.group = group
         self.rank, self.ranks = (dist.get_rank(group), dist.get_world_size(group)) if there else (0, 1)
@@ -200,7 +200,7 @@ class Links:
             yield
         except RuntimeError as error:
             message = f"rank {self.rank} lost rank {rank} while {what} were exchanged: {_why(error)}"
-            raise LasgError(message) from None
+            raise LostRank(message, rank) from None
 
     def gather(self, data: bytes, what: str, extra: float = 0.0) -> list[bytes]:
         """Return what each rank said here, of whatever length, in their order."""
@@ -277,6 +277,11 @@ class _Box:
         count = tensor.numel() * tensor.element_size()
         tensor.copy_(self.room[:count].view(tensor.dtype))
         self._post()
+
+
+def _check_timeout(timeout: float) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+        raise LasgError(f"timeout must be a number of seconds above 0, got {timeout!r}")
 
 
 def _why(error: RuntimeError) -> str:

@@ -67,6 +67,13 @@ class FlatView:
         there = [(view, value) for view, value in zip(views, values, strict=True) if value is not None]
         torch._foreach_copy_([view for view, _ in there], [value for _, value in there])
 
+    def add(self, flat: Tensor, values: Sequence[Tensor | None]) -> None:
+        """Add tensors of the parameters' shapes to a flat vector; None is zeros."""
+        import torch
+
+        pairs = [(view, value) for view, value in zip(self.views(flat), values, strict=True) if value is not None]
+        torch._foreach_add_([view for view, _ in pairs], [value for _, value in pairs])
+
 
 def _dense(value: Tensor) -> bool:
     """Tell whether a tensor's entries fill one block of memory, in whatever order."""

@@ -114,6 +114,8 @@ class ModuleProblem:
         self.order = np.concatenate([shard.astype(np.int64) for shard in shards])
         if self.order.min() < 0 or self.order.max() >= len(self.data):
             raise LasgError(f"the shards name samples outside the dataset's 0 to {len(self.data) - 1}")
+        if len(np.unique(self.order)) < len(self.order):
+            raise LasgError(f"the shards overlap: {_shared_sample(shards)}. Deal every sample to one worker")
         self.samples, self.workers = len(self.order), len(self.sizes)
         self.weights: FloatArray = self.sizes / self.samples
         self.share, self.batch = batch, batch_sizes(self.sizes, batch)
@@ -531,6 +533,18 @@ class _Reader:
         with _told("the dataset, whose items must be pairs (input, target)"):
             x, y = default_collate([self.dataset[int(i)] for i in rows])
         return x, y
+
+
+def _shared_sample(shards: Sequence[IntArray]) -> str:
+    """Name a sample that stands twice in the shards, and whose it is."""
+    owner: dict[int, int] = {}
+    for m, shard in enumerate(shards):
+        for row in shard.tolist():
+            if row in owner:
+                both = f"of workers {owner[row]} and {m}" if owner[row] != m else f"twice of worker {m}"
+                return f"sample {row} is {both}"
+            owner[row] = m
+    raise AssertionError("no sample stands twice")
 
 
 def _rows(part: Any, rows: IntArray) -> Tensor:

@@ -1,0 +1,232 @@
+"""The loss of a user's own training loop as a problem, whose workers are the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from lasg.core.arrays import Array, FloatArray, IntArray
+from lasg.errors import LasgError
+from lasg.problems.flat import FlatView
+
+ComputeLoss = Callable[[], Tensor]
+
+
+class UserLoss:
+    """The user's loss, as a problem whose workers are the ranks."""
+
+    def __init__(self, flat: FlatView, weights: FloatArray) -> None:
+        self.flat, self.weights = flat, weights
+        self.workers = len(weights)
+        self.compute: tuple[ComputeLoss, ...] = ()
+        self.value: Tensor | None = None
+        self._known_unused: set[int] = set()
+
+    def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:  # noqa: ARG002
+        """Return this rank's contribution at each point, on one minibatch, with one dropout mask.
+
+        The first point alone changes what BatchNorm remembers.
+        """
+        assert self.compute
+        assert rows is not None
+        assert len(rows) == 1  # a rank is one worker
+        found = [self.flat.parameters[0].new_empty((1, self.flat.p)) for _ in points]
+        before = _randomness(self.flat.parameters[0].device)
+        with _watched() as first:
+            for j, point in enumerate(points):
+                if j:
+                    _set_randomness(before)
+                    first.restore()
+                self.flat.point_at(point if isinstance(point, Tensor) and point.ndim == 1 else point[0])
+                value = self._differentiate(found[j][0])
+                if j == 0:
+                    self.value = value
+                    after = _randomness(self.flat.parameters[0].device)
+                    first.keep()
+            _set_randomness(after)
+            # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
+            first.settle(finite=bool(torch.isfinite(found[0].sum())))
+        for row in found:
+            row *= float(self.weights[rows[0]])
+        return found
+
+    def _differentiate(self, row: Tensor) -> Tensor:
+        """Write the gradient of the mean loss into a row, one graph at a time; return the loss."""
+        total: Tensor | None = None
+        for compute in self.compute:
+            with torch.enable_grad():  # whatever the loop around it has set
+                value = self._evaluate(compute) / len(self.compute)
+            gradients = self._gradients(value)
+            if total is None:
+                self.flat.write(row, gradients)
+            else:
+                self.flat.add(row, gradients)
+            total = value.detach() if total is None else total + value.detach()
+            del value, gradients  # before the next graph is built
+        assert total is not None
+        return total
+
+    def _gradients(self, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of a loss, by parameter; None where it does not depend on one."""
+        try:
+            found = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise LasgError(REENTRANT) from None
+            raise
+        unused = {i for i, gradient in enumerate(found) if gradient is None}
+        if not unused <= self._known_unused:  # a loss may leave parameters out; a reentrant checkpoint hides them
+            if _is_reentrant(value):
+                raise LasgError(REENTRANT)
+            self._known_unused |= unused
+        return found
+
+    def _evaluate(self, compute: ComputeLoss) -> Tensor:
+        """Return the loss of one function; refuse what is none."""
+        parameters = self.flat.parameters
+        for parameter in parameters:
+            parameter.grad = None
+        versions = [parameter._version for parameter in parameters]
+        torch.clear_autocast_cache()  # it would keep the weights of another point
+        value = compute()
+        if versions != [parameter._version for parameter in parameters]:
+            raise LasgError(
+                "the function that step got wrote into the parameters (as Embedding with max_norm does): they are "
+                "views of the server's model, which only the server may move"
+            )
+        if any(parameter.grad is not None for parameter in parameters):
+            raise LasgError("the function that step got called backward itself: delete the line loss.backward()")
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise LasgError(
+                f"the function that step got must return the loss, one number; it returned {kind_of(value)}"
+            )
+        if not value.requires_grad:
+            raise LasgError("the loss does not depend on the parameters: compute it without no_grad() and detach()")
+        return value.reshape(())
+
+    def loss_now(self) -> float:
+        """Return the loss on this step's minibatch; NaN where this rank computed none."""
+        return math.nan if self.value is None else float(self.value)
+
+    def loss(self, theta: Array) -> float:  # noqa: ARG002
+        """Refuse: only the user knows the objective over all samples."""
+        raise LasgError("a lazy optimizer sees minibatches only: measure the loss over all samples in your own loop")
+
+    def accuracy(self, theta: Array) -> float | None:  # noqa: ARG002
+        """Return None, as `loss` refuses."""
+        return None
+
+    def export(self, theta: Array) -> dict[str, Tensor]:
+        """Return the parameters at theta."""
+        return dict(zip(self.flat.names, self.flat.views(theta), strict=True))
+
+    def fresh(self) -> UserLoss:
+        """Return itself: an optimizer is one run."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: the model's buffers are the user's."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+REENTRANT = (
+    "the function that step got uses torch.utils.checkpoint with use_reentrant=True, which knows backward() only: "
+    "pass use_reentrant=False"
+)
+
+
+def _is_reentrant(value: Tensor) -> bool:
+    """Tell whether a loss was computed with reentrant checkpoints, whose parameters are not in its graph."""
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+class _Buffers:
+    """The buffers of the modules that were called, as they were before."""
+
+    def __init__(self) -> None:
+        self.before: dict[nn.Module, dict[str, Tensor]] = {}
+        self.after: dict[nn.Module, dict[str, Tensor]] = {}
+
+    def called(self, module: nn.Module, _: Any) -> None:
+        """Remember the buffers of a module that is about to be called for the first time."""
+        inside = module.modules() if isinstance(module, torch.jit.ScriptModule) else (module,)
+        for part in inside:  # a script calls its parts without hooks
+            if part._buffers and part not in self.before:
+                self.before[part] = _own_buffers(part)
+
+    def keep(self) -> None:
+        """Remember what the call made of them."""
+        self.after = {module: _own_buffers(module) for module in self.before}
+
+    def restore(self) -> None:
+        """Set them as they were before the call."""
+        _set_buffers(self.before)
+
+    def settle(self, *, finite: bool) -> None:
+        """Leave what the first call made of them, or, if its gradient was not finite, what was there before."""
+        _set_buffers({**self.before, **self.after} if finite else self.before)
+
+
+@contextmanager
+def _watched() -> Iterator[_Buffers]:
+    """Watch which modules are called, and what their buffers were."""
+    found = _Buffers()
+    handle = register_module_forward_pre_hook(found.called)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module._buffers.items() if value is not None}
+
+
+def _set_buffers(states: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
+    with torch.no_grad():
+        for module, values in states.items():
+            for name, value in values.items():
+                held = module._buffers.get(name)
+                if held is not None and (held.shape, held.dtype) == (value.shape, value.dtype):
+                    held.copy_(value)
+                else:
+                    module._buffers[name] = value.clone()
+
+
+def _randomness(device: torch.device) -> list[tuple[torch.device, Tensor]]:
+    """Return the state of torch's generators: of the CPU, and of the parameters' device."""
+    found = [(torch.device("cpu"), torch.get_rng_state())]
+    if device.type != "cpu":
+        found.append((device, torch.get_device_module(device).get_rng_state(device)))
+    return found
+
+
+def _set_randomness(states: list[tuple[torch.device, Tensor]]) -> None:
+    for device, state in states:
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+def kind_of(value: Any) -> str:
+    """Say what a value is that is not what it should be."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
