@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from lasg.core.codecs import Codec
 from lasg.core.ledger import COUNTS, Ledger
+from lasg.core.rules import Rule
 from lasg.engines.rounds import Rounds
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.experiments import build, standing, store
@@ -55,10 +57,18 @@ class Job:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def of(cls, spec: Spec, data_dir: Path | None, problem: build.Problem | None = None) -> Job:
-        """Prepare the run of a spec; a problem of the caller's own replaces the one it describes."""
+    def of(
+        cls,
+        spec: Spec,
+        data_dir: Path | None,
+        problem: build.Problem | None = None,
+        rule: Rule | None = None,
+        codec: Codec | None = None,
+    ) -> Job:
+        """Prepare the run of a spec; what is the caller's own replaces what it describes."""
         problem = build.problem(spec, data_dir) if problem is None else problem
-        return cls(spec, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
+        simulation = build.simulation(spec, problem, rule=rule, codec=codec)
+        return cls(spec, simulation, Trace(spec.workers, spec.watched))
 
     @property
     def loss(self) -> float:
@@ -227,10 +237,13 @@ def run(
     data_dir: Path | None = None,
     report: Report | None = None,
     problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
 ) -> Run:
-    """Run a spec from the start and store it in `folder`; on a problem of the caller's own, if there is one."""
+    """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
+    folder = Path(folder)
     with steadily(spec):
-        job = Job.of(spec, data_dir, problem)
+        job = Job.of(spec, data_dir, problem, rule, codec)
         with locked(folder):
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
@@ -248,6 +261,8 @@ def resume(
     data_dir: Path | None = None,
     report: Report | None = None,
     problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
 ) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     stored = store.read(folder)
@@ -259,7 +274,7 @@ def resume(
             report(of_stored(mended))
         return mended
     with steadily(stored.spec):
-        job = Job.of(stored.spec, data_dir, problem)
+        job = Job.of(stored.spec, data_dir, problem, rule, codec)
         found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")

@@ -383,6 +383,7 @@ def _run_row(run: Run, label: str) -> dict[str, Any]:
         "seconds": f"{float(run.meta['seconds']):.1f}",
         "file": f"{run.spec.label}.toml",
         "command": command(run.spec),
+        "own_parts": " and ".join(run.spec.own_parts),
         "toml": toml,
         "href": "data:application/toml;base64," + base64.b64encode(toml.encode()).decode(),
     }

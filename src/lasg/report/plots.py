@@ -259,7 +259,7 @@ def raster(runs: Sequence[Run]) -> Figure:
     for axis, run in zip(axes, runs, strict=True):
         uploaded = run.uploads[:RASTER_ROUNDS]
         rounds, who = np.nonzero(uploaded)
-        axis.plot(rounds, who, "s", color=style(run.spec.algorithm).colour, markersize=1.9, markeredgewidth=0)
+        axis.plot(rounds, who, "s", color=style(run.spec.composition).colour, markersize=1.9, markeredgewidth=0)
         axis.set_title(
             f"{run.spec.algorithm}: {len(rounds):,} uploads of {uploaded.size:,} possible", loc="left", pad=3
         )
@@ -282,7 +282,7 @@ def ages(runs: Sequence[Run]) -> Figure:
         if not len(tau):
             continue
         chunks = _windows(len(tau))
-        look = line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
+        look = line(style(run.spec.composition)) | {"label": run.spec.algorithm, "markevery": 0.15}
         middle = [(start + end) / 2 for start, end in chunks]
         mean.plot(middle, [tau[start:end].mean() for start, end in chunks], **look)
         oldest.plot(middle, [tau[start:end].max() for start, end in chunks], **look)
