@@ -21,7 +21,7 @@ from lasg.experiments import store
 from lasg.experiments.compare import summarise
 from lasg.experiments.fingerprints import fingerprint
 from lasg.experiments.verdict import links
-from lasg.report import page, plots
+from lasg.report import plots
 
 from .made import same_bytes, small, stop_after
 
@@ -145,7 +145,7 @@ def test_a_simulation_takes_names_too() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rule": "wk3"}, r"unknown rule 'wk3'\. Did you mean wk2\? .*a lasg\.Rule"),
+        ({"rule": "wk3"}, r"unknown rule 'wk3'\. Did you mean wk2\? .*of your own, lasg\.Rule"),
         ({"rule": largest_change}, "unknown rule <function largest_change"),
         ({"codec": "gzip"}, "unknown codec 'gzip'"),
         ({"codec": Rounded}, "a class: give an object of it"),
@@ -265,7 +265,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_rules_and_codecs_are_series_of_their_own_with_savings(runs: Path) -> None:
-    rows = {row.label: row for row in summarise(page.find_runs([runs]), None)}
+    rows = {row.label: row for row in summarise(store.runs(runs), None)}
     marked = [label for label in rows if label.startswith("largest-change rule=")]
     assert len(marked) == 2
     assert {"sgd", "always+Rounded codec.scale=1024", "largest-change+Rounded codec.scale=4096"} < set(rows)
@@ -280,7 +280,7 @@ def test_a_lazy_own_rule_is_timed_against_its_twin_in_the_same_codec(runs: Path)
     from lasg.core.network import PRESETS
     from lasg.experiments.verdict import _twins
 
-    found = summarise(page.find_runs([runs]), None, PRESETS["mobile"])
+    found = summarise(store.runs(runs), None, PRESETS["mobile"])
     twins = {row.label: twin.label for row, twin in _twins(found)}
     assert twins["largest-change+Rounded codec.scale=1024"] == "always+Rounded codec.scale=1024"
     assert [twin for label, twin in twins.items() if label.startswith("largest-change rule=")] == ["sgd", "sgd"]
@@ -293,7 +293,7 @@ def test_a_report_and_figures_show_them(runs: Path, tmp_path: Path, capsys: pyte
     assert "largest-change+Rounded codec.scale=1024" in text
     assert "call <code>lasg.train</code> in the program that has its rule and codec" in text
     assert "lasg run " not in text.split("largest-change+Rounded codec.scale=1024</th>")[1].split("</tr>")[0]
-    found = page.find_runs([runs])
+    found = store.runs(runs)
     for kind in ("curves", "gradients", "raster", "staleness", "sides"):
         plots.draw(kind, found[:6], "own")
 

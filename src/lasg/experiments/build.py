@@ -18,6 +18,7 @@ from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer,
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.data import weights
+from lasg.data.files import path_or_none
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
 from lasg.engines.rounds import PATIENCE
@@ -68,7 +69,7 @@ def problem(spec: Spec, data_dir: Path | str | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
     if spec.data == OWN:
         raise LasgError(f"the problem of this run {ELSEWHERE}")
-    data_dir = None if data_dir is None else Path(data_dir)
+    data_dir = path_or_none(data_dir)
     return _problem(tuple(getattr(spec, name) for name in PROBLEM), data_dir, _start(spec, data_dir))
 
 

@@ -44,7 +44,8 @@ def find_rule(rule: Rule | str) -> Rule:
         return rule
     if not isinstance(rule, str) or rule not in RULES:
         hint = did_you_mean(str(rule), RULES)
-        raise LasgError(f"unknown rule {rule!r}.{hint} Known: {', '.join(RULES)}; or a lasg.Rule of your own")
+        own = "lasg.Rule(name=..., left=FUNCTION)"
+        raise LasgError(f"unknown rule {rule!r}.{hint} Known: {', '.join(RULES)}; or one of your own, {own}")
     return RULES[rule]
 
 

@@ -10,6 +10,7 @@ from lasg.core.algorithms import Algorithm
 from lasg.core.algorithms import algorithm as algorithm_named
 from lasg.core.codecs import Codec
 from lasg.core.rules import Rule
+from lasg.data.files import path_or_none
 from lasg.errors import LasgError
 from lasg.experiments import build, composition, runner, store
 from lasg.experiments.spec import OWN, Spec, from_dict
@@ -39,7 +40,7 @@ def train(
     is the task's name in reports. `data_dir` is where the data of a spec lies.
     """
     folder = Path(folder)
-    data_dir = None if data_dir is None else Path(data_dir)
+    data_dir = path_or_none(data_dir)
     if data_dir is not None and not isinstance(problem, Spec):
         raise LasgError("data_dir goes with a spec: a problem of your own has its data already")
     values, own = _values(problem, algorithm, name, settings)

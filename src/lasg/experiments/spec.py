@@ -281,8 +281,9 @@ def from_toml(text: str) -> Spec:
         raise LasgError(f"not valid TOML: {error}") from None
 
 
-def read(path: Path) -> Spec:
+def read(path: Path | str) -> Spec:
     """Read a spec from a TOML file."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
