@@ -18,7 +18,6 @@ class Half:
 
 
 if __name__ == "__main__":
-    simulation = lasg.simulation(lasg.task("digits").spec("lasg-wk2"), codec=Half())
-    while simulation.ledger.rounds < 300:
-        simulation.step()
-    print(f"{simulation.ledger.uploads} uploads, {simulation.ledger.bits_up} bits; loss {simulation.loss():.4f}")
+    spec = lasg.task("digits").spec("lasg-wk2", iterations=300)
+    trace = lasg.train(spec, codec=Half(), folder="runs/own-codec").trace
+    print(f"{trace['uploads'][-1]} uploads, {trace['bits_up'][-1]} bits; loss {trace['loss'][-1]:.4f}")

@@ -15,7 +15,7 @@ def largest_change(now: lasg.Record, last: lasg.Record) -> Any:
 rule = lasg.Rule(name="largest-change", left=largest_change, probe="last")
 
 if __name__ == "__main__":
-    simulation = lasg.simulation(lasg.task("digits").spec("sgd"), rule=rule)
-    while simulation.ledger.rounds < 300:
-        simulation.step()
-    print(f"{simulation.ledger.uploads} uploads, SGD sends 3000; loss {simulation.loss():.4f}")
+    spec = lasg.task("digits").spec("sgd", iterations=300)
+    lasg.train(spec, folder="runs/sgd")  # to compare with: lasg report runs --task digits
+    run = lasg.train(spec, rule=rule, folder="runs/own-rule")
+    print(f"{run.trace['uploads'][-1]} uploads, SGD sends 3000; loss {run.trace['loss'][-1]:.4f}")

@@ -31,7 +31,7 @@ FOREIGN: dict[str, set[str]] = {
     "problems": {"numpy", "torch", "safetensors"},
     "engines": {"numpy", "torch"},
     "theory": {"numpy"},
-    "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl"},
+    "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl", "pandas"},
     "flower": {"numpy", "torch", "safetensors", "flwr", "cryptography"},
     "report": {"numpy", "matplotlib", "jinja2", "torch"},
     "cli": {"typer", "click", "rich"},

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from lasg.engines.simulation import Simulation
     from lasg.errors import Diverged, Faulty, LasgError
     from lasg.experiments.build import problem, simulation
+    from lasg.experiments.compare import summarise
     from lasg.experiments.own import train
     from lasg.experiments.spec import Spec
+    from lasg.experiments.store import Run, read, runs
     from lasg.experiments.tasks import TASKS, task
     from lasg.problems.module import ModuleProblem
     from lasg.problems.regression import Regression
+    from lasg.report.plots import plot
 
 __version__ = "0.1.0"
 
@@ -46,11 +49,14 @@ _HOMES = {
     "engines.simulation": ("Simulation",),
     "errors": ("Diverged", "Faulty", "LasgError"),
     "experiments.build": ("problem", "simulation"),
+    "experiments.compare": ("summarise",),
     "experiments.own": ("train",),
     "experiments.spec": ("Spec",),
+    "experiments.store": ("Run", "read", "runs"),
     "experiments.tasks": ("TASKS", "task"),
     "problems.module": ("ModuleProblem",),
     "problems.regression": ("Regression",),
+    "report.plots": ("plot",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -77,6 +83,7 @@ __all__ = [
     "Regression",
     "Round",
     "Rule",
+    "Run",
     "Server",
     "Simulation",
     "Spec",
@@ -85,8 +92,12 @@ __all__ = [
     "__version__",
     "algorithm",
     "join",
+    "plot",
     "problem",
+    "read",
+    "runs",
     "simulation",
+    "summarise",
     "task",
     "train",
 ]
@@ -96,3 +107,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'lasg' has no attribute {name!r}")
     return getattr(importlib.import_module(f"lasg.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

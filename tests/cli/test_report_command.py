@@ -20,7 +20,6 @@ from lasg.experiments.runner import run
 from lasg.experiments.store import Run
 from lasg.experiments.tasks import task
 from lasg.experiments.trace import EVALUATED, ROUNDS
-from lasg.report import page
 
 from .conftest import Done, Lasg, complaints, said
 
@@ -890,6 +889,6 @@ def test_the_names_that_are_listed_are_the_ones_that_are_taken(lasg: Lasg) -> No
 
 
 def test_runs_are_found_with_and_without_a_filter(runs: list[Path]) -> None:
-    found = page.find_runs([RUNS])
+    found = store.runs(RUNS)
     assert {one.spec.algorithm for one in found} == set(NAMES)
-    assert page.find_runs([RUNS], "breast-cancer", "sorted") == found
+    assert store.runs(RUNS, task="breast-cancer", partition="sorted") == found

@@ -29,12 +29,25 @@ options = st.dictionaries(
 )
 
 
+OWN_RULE = {
+    "name": "mine",
+    "lazy": True,
+    "where": "worker",
+    "probe": "snapshot",
+    "remembers": ["grad", "probe"],
+    "estimates": False,
+    "fingerprint": "0123456789abcdef",
+}
+
+
 @st.composite
 def all_specs(draw: st.DrawFn) -> Spec:
-    workers, network = draw(st.integers(1, 40)), draw(st.booleans())
+    workers, network, own = draw(st.integers(1, 40)), draw(st.booleans()), draw(st.booleans())
     values: dict[str, st.SearchStrategy[Any]] = {
         "task": words,
-        "algorithm": st.sampled_from([*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7"]),
+        "algorithm": st.sampled_from(
+            ["mine+Half", "mine+Half+H4"] if own else [*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7"]
+        ),
         "data": words,
         "seed": st.integers(0, 2**62),
         "workers": st.just(workers),
@@ -74,6 +87,10 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "evaluate": st.integers(1, 10**6) | st.just("geometric"),
         "marks": st.none() | st.dictionaries(st.sampled_from(["uploads", "bits", "gradients"]), positive),
         "watch": st.none() | st.lists(st.integers(0, workers - 1), unique=True, max_size=5).map(tuple),
+        "own_rule": st.just(OWN_RULE) if own else st.none(),
+        "own_codec": st.just({"name": "Half", "settings": {"k": 3, "x": 0.5}, "fingerprint": "f0"})
+        if own
+        else st.none(),
     }
     assert list(values) == KEYS, "a new field of Spec needs a strategy here"
     return Spec(**{name: draw(strategy) for name, strategy in values.items()})

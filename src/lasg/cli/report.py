@@ -10,7 +10,7 @@ import typer
 from lasg.cli import options
 from lasg.cli.show import out, print_json
 from lasg.errors import LasgError
-from lasg.experiments import clock
+from lasg.experiments import clock, store
 from lasg.experiments.words import counted
 from lasg.report import page
 
@@ -40,7 +40,7 @@ def report(
         raise LasgError(f"--target must be a loss > 0 and finite, got {target!r}")
     # Every report has all the presets, so --network without a name adds nothing.
     links = None if network in {None, clock.EVERY} else clock.network(str(network))
-    found = page.find_runs(runs, task, partition)
+    found = store.runs(*runs, task=task, partition=partition)
     page.write(path, found, target=target, network=links, title=title)
     if json:
         print_json({"report": str(path), "runs": len(found), "bytes": path.stat().st_size})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from lasg.core.codecs import QSGD, Codec, Dense, parse
 from lasg.core.rules import ALWAYS, LAG, PS, PSE, RULES, WK1, WK2, Rule
@@ -51,17 +53,28 @@ _ROWS = (
 ALGORITHMS = {row.name: row for row in _ROWS}
 
 
-def algorithm(name: str) -> Algorithm:
-    """Return the algorithm called `name`: one of the twelve, or a composition such as wk2+qsgd8:512+H4."""
+def algorithm(
+    name: str, *, rules: Mapping[str, Rule] = RULES, codecs: Mapping[str, Codec] = MappingProxyType({})
+) -> Algorithm:
+    """Return the algorithm called `name`: one of the twelve, or a composition such as wk2+qsgd8:512+H4.
+
+    `rules` and `codecs` are the names that a composition may use, besides the codecs that `codecs.parse` reads.
+    """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     rule, *parts = name.split("+")
-    if rule in RULES and parts:
-        return _compose(name, RULES[rule], parts)
+    if rule in rules and (parts or rule not in RULES):
+        return _compose(name, rules[rule], parts, codecs)
     raise LasgError(
         f"unknown algorithm {name!r}.{did_you_mean(name, ALGORITHMS)} Known: {', '.join(ALGORITHMS)}; "
         f"or rule+codec such as wk2+qsgd8, with a rule of {', '.join(RULES)}, and +H4 for 4 local steps"
     )
+
+
+def composition_name(rule: str, codec: str, steps: int) -> str:
+    """Return the name of a composition: what is usual (dense, one local step) is left out where a name remains."""
+    parts = [rule, *([] if codec == "dense" else [codec]), *([] if steps == 1 else [f"H{steps}"])]
+    return f"{rule}+dense" if parts == [rule] and rule in RULES else "+".join(parts)
 
 
 def _is_steps(part: str) -> bool:
@@ -69,10 +82,10 @@ def _is_steps(part: str) -> bool:
     return part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0
 
 
-def _compose(name: str, rule: Rule, parts: list[str]) -> Algorithm:
+def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]) -> Algorithm:
     steps = [int(part[1:]) for part in parts if _is_steps(part)]
     codecs = [part for part in parts if not _is_steps(part)]
     if len(steps) > 1 or len(codecs) > 1:
         raise LasgError(f"{name!r} names two codecs or two numbers of local steps: rule+codec+H4 has one of each")
-    codec = parse(codecs[0]) if codecs else Dense()
+    codec = (known[codecs[0]] if codecs[0] in known else parse(codecs[0])) if codecs else Dense()
     return Algorithm(name=name, rule=rule, own_codec=codec, own_steps=steps[0] if steps else 1)

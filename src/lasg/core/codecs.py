@@ -43,7 +43,11 @@ def transmit(codec: Codec, rows: Array, noise: Noise) -> tuple[Array, int]:
     if shortcut is not None:
         return shortcut(rows, noise)
     messages = codec.encode(rows, noise)
-    return codec.decode(messages, rows[0]), 8 * sum(map(len, messages))
+    decoded = cast(codec.decode(messages, rows[0]), rows)
+    if decoded.shape != rows.shape:
+        given, came = tuple(rows.shape), tuple(decoded.shape)
+        raise LasgError(f"{type(codec).__name__}.decode must give back rows {given}, one per message, got {came}")
+    return decoded, 8 * sum(map(len, messages))
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,9 @@ class Workers:
         if opened.due is True or self.rule.left is None:
             return None, self._everybody
         left = self._left(now)
+        if left.shape != self._everybody.shape:
+            expected, came = f"one number per worker, {self._everybody.shape}", left.shape
+            raise LasgError(f"rule {self.rule.name}: its left side must be {expected}, got an array {came}")
         return left, (left > opened.threshold) | opened.due
 
     def _left(self, now: Record) -> FloatArray:

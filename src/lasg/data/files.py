@@ -30,6 +30,11 @@ class Found:
     in_cache: bool
 
 
+def path_or_none(path: Path | str | None) -> Path | None:
+    """Return a path that may be given as a string, or not at all."""
+    return None if path is None else Path(path)
+
+
 def search_folders(data_dir: Path | None) -> list[tuple[Path, bool]]:
     """List the folders searched for raw files, in order, each with whether it is lasg's own cache."""
     folders: list[tuple[Path, bool]] = []

@@ -45,7 +45,7 @@ class Dataset:
 def load(
     name: str,
     *,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     dtype: DTypeLike = np.float32,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -57,6 +57,7 @@ def load(
     kind = np.dtype(dtype)
     if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise LasgError(f"dtype must be float32 or float64, got {kind}")
+    data_dir = files.path_or_none(data_dir)
     prepared = embedded(name) if is_embedded(name) else _read_or_prepare(name, data_dir, progress)
     arrays = prepared.arrays
     test = arrays.get("test_features")

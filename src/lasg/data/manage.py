@@ -46,9 +46,9 @@ class CheckResult:
     mend: str
 
 
-def status(data_dir: Path | None = None) -> list[FileStatus]:
+def status(data_dir: Path | str | None = None) -> list[FileStatus]:
     """Say for every file of every named data set where it lies."""
-    lines = []
+    lines, data_dir = [], files.path_or_none(data_dir)
     for name in DATASETS:
         if is_embedded(name):
             where = "in scikit-learn" if _has_sklearn() else "not here: scikit-learn is not installed"
@@ -68,7 +68,7 @@ def status(data_dir: Path | None = None) -> list[FileStatus]:
 def fetch(
     name: str,
     force: bool = False,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Download what a data set lacks, verify its files, prepare it; return the raw files (none if embedded).
@@ -76,6 +76,7 @@ def fetch(
     `force` downloads again what lies in the cache and prepares again. Files in the user's own folders are
     never replaced: a damaged one there is an error.
     """
+    data_dir = files.path_or_none(data_dir)
     if is_embedded(name):
         embedded(name)
         return []
@@ -84,8 +85,9 @@ def fetch(
     return prepare(name, data_dir, force=force, progress=progress)
 
 
-def check(name: str | None = None, data_dir: Path | None = None) -> list[CheckResult]:
+def check(name: str | None = None, data_dir: Path | str | None = None) -> list[CheckResult]:
     """Read every byte of one data set, or of all named ones, and compare with the checksums."""
+    data_dir = files.path_or_none(data_dir)
     if name is None:
         return [result for each in DATASETS for result in check(each, data_dir)]
     if is_embedded(name):

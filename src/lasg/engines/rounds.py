@@ -165,6 +165,10 @@ class Rounds(ABC):
         """Return the objective at the current model, over all samples."""
         return self.problem.loss(self.theta)
 
+    def accuracy(self) -> float | None:
+        """Return the accuracy of the current model on the test set; None without one."""
+        return self.problem.accuracy(self.theta)
+
     def measure(self) -> tuple[float, float | None]:
         """Return loss and accuracy at the current model, the same in every process."""
         return self.problem.loss(self.theta), self.problem.accuracy(self.theta)

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from lasg.core import optimizers
-from lasg.core.algorithms import algorithm
 from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.data import weights
+from lasg.data.files import path_or_none
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
 from lasg.engines.rounds import PATIENCE
 from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
+from lasg.experiments.composition import ELSEWHERE, find_codec, find_rule
 from lasg.experiments.spec import OWN, Spec
 from lasg.problems.regression import Regression
 
@@ -64,10 +65,11 @@ def _start(spec: Spec, data_dir: Path | None) -> str | None:
     return None if spec.weights is None else weights.sha256(weights.obtain(spec.weights, data_dir))
 
 
-def problem(spec: Spec, data_dir: Path | None = None) -> Problem:
+def problem(spec: Spec, data_dir: Path | str | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
     if spec.data == OWN:
-        raise LasgError("this run's problem is a program's own: go on with it there, by the same call of lasg.train")
+        raise LasgError(f"the problem of this run {ELSEWHERE}")
+    data_dir = path_or_none(data_dir)
     return _problem(tuple(getattr(spec, name) for name in PROBLEM), data_dir, _start(spec, data_dir))
 
 
@@ -217,9 +219,9 @@ def _class_of(module: Any, name: str, base: type, what: str) -> Any:
 
 
 def simulation(
-    spec: Spec, of: Problem | None = None, *, rule: Rule | None = None, codec: Codec | None = None
+    spec: Spec, of: Problem | None = None, *, rule: Rule | str | None = None, codec: Codec | str | None = None
 ) -> Simulation:
-    """Return the simulation of a spec at round 0; a rule or codec of your own replaces the algorithm's."""
+    """Return the simulation of a spec at round 0; another rule or codec, or one of your own, replaces its."""
     of = problem(spec) if of is None else of
     return Simulation(of, optimizer(spec, of.start()), **_parts(spec, of, rule, codec))
 
@@ -234,20 +236,24 @@ def distributed(spec: Spec, of: Problem, links: Links, exchange: str = "auto", r
         links=links,
         exchange=exchange,
         relay=relay,
-        tell_left=bool(spec.watched) and algorithm(spec.algorithm).rule.flag_bits > 0,
+        tell_left=bool(spec.watched) and spec.composition.rule.flag_bits > 0,
         **_parts(spec, of),
     )
 
 
-def _parts(spec: Spec, of: Problem, rule: Rule | None = None, codec: Codec | None = None) -> dict[str, Any]:
+def _parts(spec: Spec, of: Problem, rule: Rule | str | None = None, codec: Codec | str | None = None) -> dict[str, Any]:
     """Return what every engine takes besides problem and optimizer."""
-    chosen = algorithm(spec.algorithm)
-    rule = rule or chosen.rule
+    chosen = spec.composition
+    for what, given in (("rule", rule), ("codec", codec)):
+        if given is None and what in spec.own_parts:
+            raise LasgError(f"the {what} of this run {ELSEWHERE}")
+    rule = find_rule(chosen.rule if rule is None else rule)
+    codec = find_codec(chosen.codec(spec.bits, spec.bucket) if codec is None else codec)
     needs_smoothness = rule.where == "server" and rule.estimate is None
     laziness = {name: getattr(spec, name) for name in ("workers", "D", "c", "window", "start", "c_d")}
     return {
         "rule": rule,
-        "codec": codec or chosen.codec(spec.bits, spec.bucket),
+        "codec": codec,
         "laziness": Laziness(**laziness),
         "local_steps": chosen.local_steps(spec.H),
         "seed": spec.seed,

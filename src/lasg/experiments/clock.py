@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.algorithms import algorithm
 from lasg.core.network import NUMBERS, PRESETS, Network, Traffic, round_seconds
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments.spec import parse_pairs
@@ -64,7 +63,7 @@ def _changed(name: str, values: dict[str, Any]) -> Network:
 def traffic(run: Run) -> Traffic:
     """Return what the rounds of a stored run carried."""
     trace, spec = run.trace, run.spec
-    chosen = algorithm(spec.algorithm)
+    chosen = spec.composition
     rule, H = chosen.rule, chosen.local_steps(spec.H)
     uploaded = run.uploads
     return Traffic(
@@ -79,7 +78,7 @@ def traffic(run: Run) -> Traffic:
 
 
 def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
-    """Return the bits of one message; all messages of a run have the same length."""
+    """Return the bits of one message, the mean of a run's: only those of a codec of the caller's own may differ."""
     return float(bits[-1] / messages[-1]) if messages[-1] else 0.0
 
 

@@ -17,7 +17,9 @@ _OWN = ("task", "algorithm", "seed", "partition", "until")
 
 
 def command(spec: Spec) -> str | None:
-    """Return the `lasg run` line that gives exactly this run; None where the task is not a known one."""
+    """Return the `lasg run` line that gives exactly this run; None where the task or algorithm is the caller's own."""
+    if spec.own_rule or spec.own_codec:
+        return None
     try:
         bases = {name: task(spec.task).spec(spec.algorithm, setting=name, seed=spec.seed) for name in SETTINGS}
         setting = next((name for name, base in bases.items() if base.partition == spec.partition), None)

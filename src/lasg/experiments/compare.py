@@ -81,6 +81,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values; numbers that do not exist are null."""
         values: dict[str, Any] = {
+            "label": self.label,
             "algorithm": self.algorithm,
             "seeds": self.seeds,
             "reached": self.reached,
@@ -101,7 +102,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def summarise(runs: Iterable[Run], target: float | None, network: Network | None = None) -> list[Summary]:
+def summarise(runs: Iterable[Run], target: float | None = None, network: Network | None = None) -> list[Summary]:
     """Summarise runs by series, in order of appearance, against the runs of sgd among them."""
     groups = series(runs)
     counts = [_counts(group, target, network) for group in groups]

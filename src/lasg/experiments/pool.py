@@ -32,11 +32,11 @@ def cores() -> int:
 
 def run_all(
     specs: Sequence[Spec],
-    out: Path,
+    out: Path | str,
     *,
     jobs: int = 1,
     fresh: bool = False,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     report: Report | None = None,
 ) -> list[Run]:
     """Run the specs, or read those that are stored, and return their runs in order.
@@ -83,7 +83,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _one(spec: Spec, out: Path, fresh: bool, data_dir: Path | None) -> Run:
+def _one(spec: Spec, out: Path | str, fresh: bool, data_dir: Path | str | None) -> Run:
     return run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=_reports.put)
 
 

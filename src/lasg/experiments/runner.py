@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from lasg.core.codecs import Codec
 from lasg.core.ledger import COUNTS, Ledger
+from lasg.core.rules import Rule
+from lasg.data.files import path_or_none
 from lasg.engines.rounds import Rounds
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.experiments import build, standing, store
@@ -55,10 +58,18 @@ class Job:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def of(cls, spec: Spec, data_dir: Path | None, problem: build.Problem | None = None) -> Job:
-        """Prepare the run of a spec; a problem of the caller's own replaces the one it describes."""
+    def of(
+        cls,
+        spec: Spec,
+        data_dir: Path | None,
+        problem: build.Problem | None = None,
+        rule: Rule | None = None,
+        codec: Codec | None = None,
+    ) -> Job:
+        """Prepare the run of a spec; what is the caller's own replaces what it describes."""
         problem = build.problem(spec, data_dir) if problem is None else problem
-        return cls(spec, build.simulation(spec, problem), Trace(spec.workers, spec.watched))
+        simulation = build.simulation(spec, problem, rule=rule, codec=codec)
+        return cls(spec, simulation, Trace(spec.workers, spec.watched))
 
     @property
     def loss(self) -> float:
@@ -222,15 +233,18 @@ def steadily(spec: Spec) -> Iterator[None]:
 
 def run(
     spec: Spec,
-    folder: Path,
+    folder: Path | str,
     *,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     report: Report | None = None,
     problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
 ) -> Run:
-    """Run a spec from the start and store it in `folder`; on a problem of the caller's own, if there is one."""
+    """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
+    folder, data_dir = Path(folder), path_or_none(data_dir)
     with steadily(spec):
-        job = Job.of(spec, data_dir, problem)
+        job = Job.of(spec, data_dir, problem, rule, codec)
         with locked(folder):
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
@@ -243,13 +257,16 @@ def run(
 
 
 def resume(
-    folder: Path,
+    folder: Path | str,
     *,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     report: Report | None = None,
     problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
 ) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
+    folder, data_dir = Path(folder), path_or_none(data_dir)
     stored = store.read(folder)
     if stored.status == "running" and stored.meta["engine"] == "distributed":
         raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
@@ -259,7 +276,7 @@ def resume(
             report(of_stored(mended))
         return mended
     with steadily(stored.spec):
-        job = Job.of(stored.spec, data_dir, problem)
+        job = Job.of(stored.spec, data_dir, problem, rule, codec)
         found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
@@ -337,14 +354,14 @@ def place(spec: Spec, out: Path) -> Path:
 
 def run_or_read(
     spec: Spec,
-    out: Path,
+    out: Path | str,
     *,
     fresh: bool = False,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     report: Report | None = None,
 ) -> Run:
     """Return the stored run of a spec, going on with it or running it first where that is missing."""
-    folder = place(spec, out)
+    folder, data_dir = place(spec, Path(out)), path_or_none(data_dir)
     stored = None if fresh else usable(spec, folder, data_dir)
     if stored is None:
         return run(spec, folder, data_dir=data_dir, report=report)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.experiments.spec import OWN, Spec
 from lasg.experiments.store import Run
@@ -55,8 +55,8 @@ def series(runs: Iterable[Run]) -> list[Series]:
 
 def settings(spec: Spec) -> dict[str, Any]:
     """Return what decides the course of a run, besides the seed: not when it stops, nor what its algorithm ignores."""
-    kind = algorithm(spec.algorithm)
-    unused = {"seed", "until", "iterations", "watch", "marks", "patience"}
+    kind = spec.composition
+    unused = {"seed", "until", "iterations", "watch", "marks", "patience", "own_rule", "own_codec"}
     if kind.rule.left is None:
         unused |= LAZINESS
     if kind.rule.estimate is None:
@@ -67,7 +67,15 @@ def settings(spec: Spec) -> dict[str, Any]:
         unused |= {"H"}
     if kind.own_codec is not None or not kind.quantised:
         unused |= {"bits", "bucket"}
-    return {key: value for key, value in spec.to_dict().items() if key not in unused}
+    return {key: value for key, value in spec.to_dict().items() if key not in unused} | _own_parts(spec)
+
+
+def _own_parts(spec: Spec) -> dict[str, Any]:
+    """Return what tells a rule or codec of the caller's own from another of its name: settings, and the rest."""
+    rule, codec = spec.own_rule, spec.own_codec
+    found = {} if codec is None else {f"codec.{key}": value for key, value in codec.get("settings", {}).items()}
+    prints = {"rule": rule, "codec": codec}
+    return found | {key: table["fingerprint"] for key, table in prints.items() if table is not None}
 
 
 def _length(run: Run) -> int:
@@ -79,8 +87,9 @@ def _label(run: Run, firsts: Sequence[Run]) -> str:
     own = settings(run.spec)
     keys = dict.fromkeys(key for values in rivals for key in values)
     differing = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-    if len(differing) > 1:  # how often it was looked at says least of all
-        differing = [key for key in differing if key != "evaluate"]
+    for least in ("evaluate", "codec", "rule"):  # how often it was looked at, and fingerprints, say least of all
+        if len(differing) > 1:
+            differing = [key for key in differing if key != least]
     return " ".join([run.spec.algorithm, *(f"{key}={_shown(own.get(key))}" for key in differing)])
 
 

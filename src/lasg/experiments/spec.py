@@ -15,13 +15,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from lasg.core.algorithms import algorithm
+from lasg.core.algorithms import Algorithm
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
 from lasg.data.sources import is_own
 from lasg.errors import LasgError, did_you_mean
+from lasg.experiments import composition
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
@@ -115,11 +116,15 @@ class Spec:
     """Further moments of evaluation: when so many uploads, bits or gradients are spent."""
     watch: tuple[int, ...] | None = None
     """Workers whose tau and sides of the rule are kept for every round; absent: the first three."""
+    own_rule: Mapping[str, Any] | None = None
+    """A rule of the caller's own that `algorithm` names; written by lasg.train."""
+    own_codec: Mapping[str, Any] | None = None
+    """A codec of the caller's own that `algorithm` names; written by lasg.train."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
             object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
-        algorithm(self.algorithm)
+        composition.check(self.algorithm, self.own_rule, self.own_codec)
         Constant(self.eta)
         Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start, c_d=self.c_d)
         QSGD(bits=self.bits, bucket=self.bucket)
@@ -178,6 +183,17 @@ class Spec:
         """Return the spec as TOML text."""
         values = {k: v for k, v in self.to_dict().items() if v != {}}
         return tomli_w.dumps({k: v for k, v in values.items() if not isinstance(v, dict)} | values)
+
+    @property
+    def composition(self) -> Algorithm:
+        """The algorithm: rule x codec x local work. Of the caller's own, only what a reader must know."""
+        return composition.restore(self.algorithm, self.own_rule, self.own_codec)
+
+    @property
+    def own_parts(self) -> tuple[str, ...]:
+        """Which parts of the run only the caller's program has: of problem, rule and codec."""
+        parts = {"problem": self.data == OWN, "rule": self.own_rule, "codec": self.own_codec}
+        return tuple(name for name, own in parts.items() if own)
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -265,8 +281,9 @@ def from_toml(text: str) -> Spec:
         raise LasgError(f"not valid TOML: {error}") from None
 
 
-def read(path: Path) -> Spec:
+def read(path: Path | str) -> Spec:
     """Read a spec from a TOML file."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

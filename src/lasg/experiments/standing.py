@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lasg.core.algorithms import algorithm
 from lasg.core.codecs import Dense
 from lasg.errors import LasgError
 from lasg.experiments import build
@@ -38,7 +37,7 @@ def of(spec: Spec, problem: Any) -> dict[str, Any] | None:
 
 def judged(spec: Spec, L: float) -> Standing:
     """Return where a regression stands whose loss has smoothness L."""
-    chosen, why = algorithm(spec.algorithm), unfit(spec)
+    chosen, why = spec.composition, unfit(spec)
     if why:
         return Standing(theorem=None, reason=why, L=L, eta=spec.eta, c_d=0.0)
     return judge(
@@ -56,7 +55,9 @@ def unfit(spec: Spec) -> str:
     """Say why no theorem is about a run, whatever its numbers."""
     if spec.optimizer != "sgd" or spec.schedule not in {"constant", "decreasing"}:
         return "the theorems are about plain SGD with a constant or the decreasing step"
-    if algorithm(spec.algorithm).local_steps(spec.H) > 1:
+    if spec.own_rule or spec.own_codec:
+        return "no theorem is about a rule or codec of your own"
+    if spec.composition.local_steps(spec.H) > 1:
         return "no theorem is about local steps"
     return "no theorem is about clipped gradients" if spec.clip is not None else ""
 

@@ -16,29 +16,35 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import lasg
 from lasg.core.arrays import host
-from lasg.errors import LasgError
+from lasg.errors import LasgError, missing_extra
 from lasg.experiments import spec as specs
 from lasg.experiments.files import LOCK, replacing, sweep, told, write_atomically
 from lasg.experiments.spec import Spec
-from lasg.experiments.trace import Arrays, check, unpack_uploads
+from lasg.experiments.trace import EVALUATED, Arrays, check, unpack_uploads
 from lasg.packing import grow, plant
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 FORMAT = 1
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 """What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A stored run, read on demand."""
 
@@ -46,18 +52,36 @@ class Run:
     spec: Spec
     meta: dict[str, Any]
 
+    def __repr__(self) -> str:
+        spec = self.spec
+        name = f"{spec.task}, {spec.algorithm}, seed {spec.seed}: {self.status}"
+        return f"<Run {name}{self._outcome()}; {self.folder}>"
+
+    def _outcome(self) -> str:
+        """Say how far an ended run came; nothing where that cannot be read: a repr raises no errors."""
+        try:
+            last = {name: values[-1] for name, values in self._arrays("iterations", "loss", "uploads").items()}
+        except UNREADABLE:
+            return ""
+        return f", {last['iterations']} iterations, loss {last['loss']:.4g}, {last['uploads']} uploads"
+
+    def _arrays(self, *names: str) -> Arrays:
+        """Read the trace's arrays of these names, or all."""
+        # Opened here, since NumPy leaves a file open that it cannot read.
+        with (self.folder / TRACE).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names or stored.files}
+
     @functools.cached_property
     def trace(self) -> Arrays:
         """The trace's arrays by name."""
         path = self.folder / TRACE
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
+            arrays = self._arrays()
             check(arrays, self.spec, whole=self.status == "done")
         except FileNotFoundError:
             todo = "goes on with it" if self.status == "running" else "writes it anew"
-            raise LasgError(f"{self.folder} has no {TRACE} yet: `lasg resume {self.folder}` {todo}") from None
-        except (*UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+            raise LasgError(f"{self.folder} has no {TRACE} yet: {self.how_to_resume} {todo}") from None
+        except UNREADABLE as error:
             raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
         return arrays
 
@@ -76,9 +100,56 @@ class Run:
         """running, done or diverged."""
         return str(self.meta["status"])
 
+    @property
+    def how_to_resume(self) -> str:
+        """What goes on with a run that was stopped."""
+        return "the same call of lasg.train" if self.spec.own_parts else f"`lasg resume {self.folder}`"
 
-def read(folder: Path) -> Run:
+    def frame(self) -> pd.DataFrame:
+        """Return the trace as a pandas DataFrame: a row an evaluation, with loss, accuracy and the ledger."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise missing_extra("pandas", "notebook") from None
+        return pd.DataFrame({name: self.trace[name] for name in EVALUATED})
+
+    def plot(self, title: str | None = None) -> Any:
+        """Draw loss against iterations, uploads and upload bits; return matplotlib's figure."""
+        name = f"{self.spec.task}, {self.spec.partition}: {self.spec.algorithm}, seed {self.spec.seed}"
+        # By the public name: stored runs know nothing of the layer that draws them.
+        return lasg.plot(self, name if title is None else title)
+
+
+def runs(*folders: Path | str, task: str | None = None, partition: str | None = None) -> list[Run]:
+    """Read the runs in some folders, `runs` by default; each a run's folder, or a folder of runs. Refuses others."""
+    found: dict[Path, Run] = {}
+    for path in map(Path, folders or ("runs",)):
+        try:
+            if not path.is_dir():
+                found_here = "is not a stored run, but a file: name its folder" if path.exists() else "does not exist"
+                raise LasgError(f"{path} {found_here}")
+            inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        except OSError as error:
+            raise LasgError(f"cannot read {path}: {error.strerror or error}") from None
+        if not inside:
+            raise LasgError(f"no stored runs in {path}: a run is a folder with a {META} in it (lasg compare)")
+        found |= {folder.resolve(): read(folder) for folder in inside}
+    chosen = [
+        run for run in found.values() if task in {None, run.spec.task} and partition in {None, run.spec.partition}
+    ]
+    if not chosen:
+        tasks = sorted({f"{run.spec.task} ({run.spec.partition})" for run in found.values()})
+        raise LasgError(f"none of the {len(found)} runs is of that task and partition: they are of {', '.join(tasks)}")
+    return chosen
+
+
+def _is_run(path: Path) -> bool:
+    return (path / META).is_file() or (path / SPEC).is_file()
+
+
+def read(folder: Path | str) -> Run:
     """Read a run's spec and meta data."""
+    folder = Path(folder)
     path = folder / META
     if not path.is_file():
         raise LasgError(f"{folder} is not a stored run: it has no {META}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.algorithms import ALGORITHMS
 from lasg.experiments.compare import BASELINE, Summary
 from lasg.experiments.series import LAZINESS, settings
 from lasg.experiments.words import factor, seeds_of, short
@@ -93,14 +93,15 @@ def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
 def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
     """Pair each lazy algorithm that took some time to get there with the one that differs from it in the rule alone."""
     timed = [row for row in rows if row.counts and row.counts["seconds"].mean > 0]
-    always = {_but_the_rule(row): row for row in reversed(timed) if algorithm(row.algorithm).rule.left is None}
-    lazy = [row for row in timed if algorithm(row.algorithm).rule.left is not None]
+    always = {_but_the_rule(row): row for row in reversed(timed) if row.spec.composition.rule.left is None}
+    lazy = [row for row in timed if row.spec.composition.rule.left is not None]
     return [(row, always[_but_the_rule(row)]) for row in lazy if _but_the_rule(row) in always]
 
 
 def _but_the_rule(row: Summary) -> str:
     """Return all that decides a run's course besides the seed, the rule and its constants."""
-    kind, spec = algorithm(row.algorithm), row.spec
-    of_the_rule = {"algorithm", *LAZINESS, "start", "smoothness", "bits", "bucket", "H"}
+    spec = row.spec
+    kind = spec.composition
+    of_the_rule = {"algorithm", "rule", *LAZINESS, "start", "smoothness", "bits", "bucket", "H"}
     kept = {key: value for key, value in settings(spec).items() if key not in of_the_rule}
     return repr((sorted(kept.items()), kind.codec(spec.bits, spec.bucket), kind.local_steps(spec.H)))

@@ -17,7 +17,7 @@ from lasg.errors import LasgError
 DAYS = 90
 
 
-def create(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
+def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
     """Write ca.crt, server.pem and server.key for these host names, and a pair of keys a node; return the files."""
     try:
         from cryptography import x509
@@ -26,6 +26,7 @@ def create(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Pat
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError:
         raise LasgError("this needs Flower: pip install 'lasg[flower]'") from None
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise LasgError(f"{folder} is there already, and not empty: keys are never overwritten")
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,9 @@ PACKAGE, PROJECT = "lazyapp", "lazy-app"
 """What the template is called, as a Python package and as a project: Flower takes no _ in the latter."""
 
 
-def create(folder: Path) -> list[Path]:
+def create(folder: Path | str) -> list[Path]:
     """Write the app into a new folder, whose name is the app's; return its files."""
+    folder = Path(folder)
     names = {PACKAGE: folder.name.replace("-", "_"), PROJECT: folder.name.replace("_", "-")}
     if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{0,31}", names[PROJECT]) or keyword.iskeyword(names[PACKAGE]):
         raise LasgError(

@@ -129,13 +129,14 @@ def model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
     return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Read a weight file: safetensors, or torchvision's .pth through torch's reader of tensors alone.
 
     That reader (weights_only) runs no code from the file: anything but tensors in it is refused.
     """
     from safetensors.torch import load_file
 
+    path = Path(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

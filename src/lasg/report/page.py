@@ -17,7 +17,7 @@ import numpy as np
 import lasg
 from lasg.core.network import NUMBERS, PRESETS, Network
 from lasg.errors import LasgError
-from lasg.experiments import store, verdict
+from lasg.experiments import verdict
 from lasg.experiments.commands import command
 from lasg.experiments.compare import Summary, shared_target, spent, summarise
 from lasg.experiments.files import write_atomically
@@ -39,41 +39,17 @@ DEFAULT_NETWORK = "home"
 PLOTLY_VERSION = re.compile(r"v(\d+\.\d+\.\d+)")
 
 
-def find_runs(paths: Sequence[Path], task: str | None = None, partition: str | None = None) -> list[Run]:
-    """Read the runs that the paths name: a run's folder, or a folder of runs. Refuses what is not one."""
-    found: dict[Path, Run] = {}
-    for path in paths:
-        try:
-            if not path.is_dir():
-                found_here = "is not a stored run, but a file: name its folder" if path.exists() else "does not exist"
-                raise LasgError(f"{path} {found_here}")
-            folders = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
-        except OSError as error:
-            raise LasgError(f"cannot read {path}: {error.strerror or error}") from None
-        if not folders:
-            raise LasgError(f"no stored runs in {path}: a run is a folder with a {store.META} in it (lasg compare)")
-        found |= {folder.resolve(): store.read(folder) for folder in folders}
-    runs = [
-        run
-        for run in found.values()
-        if (task is None or run.spec.task == task) and (partition is None or run.spec.partition == partition)
-    ]
-    if not runs:
-        tasks = sorted({f"{run.spec.task} ({run.spec.partition})" for run in found.values()})
-        raise LasgError(f"none of the {len(found)} runs is of that task and partition: they are of {', '.join(tasks)}")
-    return runs
-
-
-def _is_run(path: Path) -> bool:
-    return (path / store.META).is_file() or (path / store.SPEC).is_file()
-
-
 def write(
-    path: Path, runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = ""
+    path: Path | str,
+    runs: Sequence[Run],
+    *,
+    target: float | None = None,
+    network: Network | None = None,
+    title: str = "",
 ) -> None:
     """Write the report of runs of one problem. An existing file is replaced only when all went well."""
     # A folder's name need not be Unicode: what is not becomes a question mark.
-    write_atomically(path, build(runs, target=target, network=network, title=title).encode(errors="replace"))
+    write_atomically(Path(path), build(runs, target=target, network=network, title=title).encode(errors="replace"))
 
 
 def build(runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = "") -> str:
@@ -83,7 +59,7 @@ def build(runs: Sequence[Run], *, target: float | None = None, network: Network 
     check_one_problem(runs)
     for run in runs:
         if run.status == "running":
-            raise LasgError(f"{run.folder} has not ended: `lasg resume {run.folder}` goes on with it")
+            raise LasgError(f"{run.folder} has not ended: {run.how_to_resume} goes on with it")
     first = runs[0].spec
     shown = in_order(series(runs))
     runs = [run for one in shown for run in one.runs]
@@ -383,6 +359,7 @@ def _run_row(run: Run, label: str) -> dict[str, Any]:
         "seconds": f"{float(run.meta['seconds']):.1f}",
         "file": f"{run.spec.label}.toml",
         "command": command(run.spec),
+        "own_parts": " and ".join(run.spec.own_parts),
         "toml": toml,
         "href": "data:application/toml;base64," + base64.b64encode(toml.encode()).decode(),
     }

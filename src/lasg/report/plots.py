@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import textwrap
@@ -18,7 +19,7 @@ from lasg.errors import LasgError, missing_extra
 from lasg.experiments.compare import shared_target, summarise
 from lasg.experiments.files import write_atomically
 from lasg.experiments.paper import uploads_per
-from lasg.experiments.series import Series, in_order, series
+from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
 from lasg.experiments.words import prefixed, seeds_of
 from lasg.report.curves import LABELS, mean_curve, staleness
@@ -46,12 +47,17 @@ SETTINGS: dict[Any, Any] = {
 NOBODY = "every run diverged: there is no curve to draw"
 
 
-def check(path: Path) -> None:
-    """Say before the work is done what would stop the picture after it."""
+def require_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed."""
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise missing_extra("matplotlib", "plot") from None
+
+
+def check(path: Path) -> None:
+    """Say before the work is done what would stop the picture after it."""
+    require_matplotlib()
     if path.suffix[1:].lower() not in FORMATS:
         raise LasgError(f"cannot write the plot {path}: its name must end in one of {', '.join(FORMATS)}")
 
@@ -66,8 +72,9 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path | str) -> None:
     """Write a picture whole or not at all, without the date, so that the same picture is the same file."""
+    path = Path(path)
     kind = path.suffix[1:].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     buffer = io.BytesIO()
@@ -84,11 +91,34 @@ def draw(kind: str, runs: Sequence[Run], title: str, network: Network | None = N
         return settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
 
 
-def comparison(runs: Sequence[Run], path: Path, title: str, network: Network | None = None) -> bool:
+def plot(runs: Run | Sequence[Run], title: str | None = None) -> Figure:
+    """Draw loss against iterations, uploads and upload bits: a curve per algorithm, the mean over its seeds.
+
+    The figure is not pyplot's: notebooks show it when it is the value of a cell, `savefig` writes it.
+    """
+    require_matplotlib()
+    shown = [runs] if isinstance(runs, Run) else list(runs)
+    check_one_problem(shown)
+    first = shown[0].spec
+    figure = draw("curves", shown, f"{first.task}, {first.partition}" if title is None else title)
+    # Without pyplot a notebook knows no picture of a figure; this is what it asks an object for.
+    figure.__dict__["_repr_png_"] = functools.partial(_png, figure)
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with drawing():
+        figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
+
+
+def comparison(runs: Sequence[Run], path: Path | str, title: str, network: Network | None = None) -> bool:
     """Draw loss against uploads and upload bits; where there is a network, against megabytes and seconds too.
 
     Diverged runs are left out; returns False, and draws nothing, if no other is left.
     """
+    path = Path(path)
     check(path)
     if all(run.status == "diverged" for run in runs):
         return False
@@ -259,7 +289,7 @@ def raster(runs: Sequence[Run]) -> Figure:
     for axis, run in zip(axes, runs, strict=True):
         uploaded = run.uploads[:RASTER_ROUNDS]
         rounds, who = np.nonzero(uploaded)
-        axis.plot(rounds, who, "s", color=style(run.spec.algorithm).colour, markersize=1.9, markeredgewidth=0)
+        axis.plot(rounds, who, "s", color=style(run.spec.composition).colour, markersize=1.9, markeredgewidth=0)
         axis.set_title(
             f"{run.spec.algorithm}: {len(rounds):,} uploads of {uploaded.size:,} possible", loc="left", pad=3
         )
@@ -282,7 +312,7 @@ def ages(runs: Sequence[Run]) -> Figure:
         if not len(tau):
             continue
         chunks = _windows(len(tau))
-        look = line(style(run.spec.algorithm)) | {"label": run.spec.algorithm, "markevery": 0.15}
+        look = line(style(run.spec.composition)) | {"label": run.spec.algorithm, "markevery": 0.15}
         middle = [(start + end) / 2 for start, end in chunks]
         mean.plot(middle, [tau[start:end].mean() for start, end in chunks], **look)
         oldest.plot(middle, [tau[start:end].max() for start, end in chunks], **look)

@@ -35,8 +35,8 @@ class Csv:
 
     COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | str) -> None:
+        path = self._path = Path(path)
         with told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # What is there stays until the first report: a command that is refused changes nothing.
@@ -68,7 +68,8 @@ class Csv:
 class TensorBoard:
     """Scalars for TensorBoard, a folder a run; the step is the iteration."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        folder = Path(folder)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm
 from lasg.core.codecs import Dense
 from lasg.experiments.series import Series
 
@@ -86,12 +86,12 @@ _LOCAL = ("#b0508a", "#e79ac6", "star")
 _OTHER = ("#3a9ad1", "#7cc8f2", "x")
 
 
-def style(name: str, variant: int = 0) -> Style:
+def style(known: Algorithm | str, variant: int = 0) -> Style:
     """Return the look of an algorithm; `variant` tells several settings of one apart, by line and then by marker."""
-    known = algorithm(name)
+    known = algorithm(known) if isinstance(known, str) else known
     colour, dark, marker = _LOCAL if known.local else _RULES.get(known.rule.name, _OTHER)
     quantised = known.quantised or not isinstance(known.own_codec or Dense(), Dense)
-    first = (1 if quantised else 0) if name in ALGORITHMS else 3
+    first = (1 if quantised else 0) if known.name in ALGORITHMS else 3
     turns, dash = divmod(first + variant, len(DASHES))
     markers = list(MARKERS)
     marker = markers[(markers.index(marker) + turns) % len(markers)]
@@ -102,8 +102,9 @@ def styles(shown: Sequence[Series]) -> list[Style]:
     """Return the look of each series: no two alike; settings of one algorithm share its colour."""
     found: list[Style] = []
     for one in shown:
-        variants = (style(one.algorithm, variant) for variant in range(len(DASHES) * len(MARKERS)))
+        kind = one.runs[0].spec.composition
+        variants = (style(kind, variant) for variant in range(len(DASHES) * len(MARKERS)))
         taken = {(look.colour, look.dash, look.marker) for look in found}
         free = (look for look in variants if (look.colour, look.dash, look.marker) not in taken)
-        found.append(next(free, style(one.algorithm)))
+        found.append(next(free, style(kind)))
     return found
