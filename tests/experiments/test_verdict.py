@@ -299,6 +299,12 @@ def test_somebody_far_above_sgd_does_not_set_the_loss(tmp_path: Path) -> None:
     assert shared_target(runs) == 0.22
 
 
+def test_beside_sgd_alone_somebody_far_above_sets_the_loss(tmp_path: Path) -> None:
+    """Or there would be nothing to compare."""
+    runs = [*ending(tmp_path, "sgd", 0.055), *ending(tmp_path, "lasg-wk2", 0.147)]
+    assert shared_target(runs) == 0.15
+
+
 def test_somebody_within_a_tenth_of_sgd_sets_the_loss(tmp_path: Path) -> None:
     assert shared_target([*ending(tmp_path, "sgd", 0.2), *ending(tmp_path, "lag-wk", 0.217)]) == 0.22
 

@@ -194,6 +194,14 @@ def compare(
     if not json:
         for line in (*standing.lines(runs), *said, f"Runs: {out_dir}/"):
             out.print(line, soft_wrap=True)
+    if lost:
+        raise _fail(f"every run diverged: take a smaller step, such as --set eta={found[0].eta / 10:g}")
+
+
+def _fail(message: str) -> typer.Exit:
+    """Print why a command that did its work has no result; return the exit with code 1."""
+    err.print(f"lasg: {message}", style="red", soft_wrap=True)
+    return typer.Exit(1)
 
 
 def tune(
@@ -285,9 +293,7 @@ def _print_run(found: Run, json: bool) -> None:
         for line in (*standing.lines([found]), f"Run: {found.folder}"):
             out.print(line, soft_wrap=True)
     if found.status == "diverged":
-        message = found.meta.get("message", "the run diverged")
-        err.print(f"lasg: {message}", style="red", soft_wrap=True)
-        raise typer.Exit(1)
+        raise _fail(found.meta.get("message", "the run diverged"))
 
 
 def pretrain(
