@@ -636,7 +636,7 @@ def test_a_network_without_a_name_says_for_which_links_laziness_pays(lasg: Lasg,
     lines = fine(lasg(*given)).splitlines()
     for name in PRESETS:
         (line,) = [line for line in lines if line.startswith(f"{name}: ")]
-        assert "laziness" in line
+        assert "Laziness" in line
         assert any(name in line for line in lines[:3])
     assert [line.split()[0] for line in lines if line.startswith(("sgd", "lasg-wk2"))] == ["sgd", "lasg-wk2"]
 
