@@ -86,7 +86,10 @@ def split_algorithms(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise LasgError("name at least one algorithm: -a sgd,lasg-wk2")
-    return [algorithm(name).name for name in dict.fromkeys(names)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise LasgError(f"-a names {twice} twice: name each algorithm once; to compare settings, lasg tune")
+    return [algorithm(name).name for name in names]
 
 
 def read_changes(texts: list[str]) -> dict[str, Any]:
