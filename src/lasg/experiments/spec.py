@@ -20,7 +20,7 @@ from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
-from lasg.data.sources import is_own
+from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
@@ -42,7 +42,11 @@ class Spec:
     algorithm: str
     """One of the twelve, or rule+codec+local steps such as wk2+qsgd8+H4."""
     data: str
-    """A data set's name, libsvm:PATH or images:PATH."""
+    """A data set's name, libsvm:PATH, csv:PATH or images:PATH."""
+    label_column: str | None = None
+    """csv: the column that holds the classes; absent: the one called target, label or y."""
+    scale: bool | None = None
+    """libsvm and csv: whether features are standardised and an intercept is added; absent: not."""
     seed: int = 0
     workers: int = 10
     """M."""
@@ -135,6 +139,9 @@ class Spec:
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
+        if not self.scale:
+            object.__setattr__(self, "scale", None)  # none is none, however it was written
+        self.reading.check(self.data)
         self._check_budgets()
         self._check_network()
 
@@ -178,6 +185,11 @@ class Spec:
         """Return the spec as TOML text."""
         values = {k: v for k, v in self.to_dict().items() if v != {}}
         return tomli_w.dumps({k: v for k, v in values.items() if not isinstance(v, dict)} | values)
+
+    @property
+    def reading(self) -> Reading:
+        """How the user's own data are read."""
+        return Reading(label_column=self.label_column, scale=bool(self.scale))
 
     @property
     def watched(self) -> tuple[int, ...]:
