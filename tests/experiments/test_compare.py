@@ -142,7 +142,8 @@ def test_a_loss_that_nobody_got_below_gives_no_savings_and_says_so(tmp_path: Pat
     runs = [*runs_of(tmp_path, "sgd", reaching(1, 1)), *runs_of(tmp_path, "qsgd", [(0, 0, 1.0), (9, 9, 1.5)])]
     found = summarise(runs, None)
     assert [row.fewer_uploads for row in found] == [None, None]
-    assert why_no_savings(found) == "loss 1, which all reached, was there before the first upload"
+    assert why_no_savings(found) == "loss 1, the lowest that all reached, was there before the first upload"
+    assert [row.remark for row in found] == ["", ""]
 
 
 def test_a_diverged_seed_shows_as_diverged_and_has_no_loss(tmp_path: Path) -> None:

@@ -80,10 +80,15 @@ class Summary:
             return "not reached" if missed == self.seeds else f"not reached ({missed} of {self.seeds} seeds)"
         if self.savings_loss is not None and not self.to_savings_loss:
             return f"no savings, since not every seed reached loss {self.savings_loss:g}"
-        if self.savings_loss is not None and self.loss.mean > ROSE * self.savings_loss > 0:
+        if self.savings_loss is not None and self.loss.mean > ROSE * self.savings_loss > 0 and self._had_to_train:
             after = f"reached loss {self.savings_loss:g}, then rose to {self.loss.mean:.3g} by the end"
             return f"{after}: a smaller step{' or c' if algorithm(self.algorithm).rule.left else ''} may keep it down"
         return ""
+
+    @property
+    def _had_to_train(self) -> bool:
+        """Whether the loss at which savings are taken was not there from the start."""
+        return "uploads" in self.to_savings_loss and self.to_savings_loss["uploads"].mean > 0
 
     @property
     def complete(self) -> bool:
@@ -154,7 +159,7 @@ def why_no_savings(rows: Sequence[Summary]) -> str:
         return "they are against sgd, which diverged"
     if not any(row.to_savings_loss for row in of_sgd):
         return f"they are against sgd, which did not reach loss {of_sgd[0].savings_loss:g}"
-    return f"loss {of_sgd[0].savings_loss:g}, which all reached, was there before the first upload"
+    return f"loss {of_sgd[0].savings_loss:g}, the lowest that all reached, was there before the first upload"
 
 
 def _ratio(key: str, reached: Mapping[str, Spread], baseline: Mapping[str, Spread]) -> float | None:
