@@ -265,7 +265,9 @@ def test_compare_as_json_has_means_spreads_and_savings(lasg: Lasg) -> None:
     call = ("compare", *QUICK, "-a", "sgd,qsgd", "--seeds", 2, "--first-seed", 3, "-j", 1, "--json")
     sgd, qsgd = ok(lasg(*call))
     assert (sgd["algorithm"], sgd["seeds"], sgd["uploads"], sgd["fewer_bits"]) == ("sgd", 2, 300, 1)
-    assert qsgd["fewer_bits"] == 32 * 30 / (4 * 30 + 32)
+    assert sgd["savings_loss"] == qsgd["savings_loss"] > max(sgd["loss"], qsgd["loss"]) - 1e-9
+    assert qsgd["fewer_bits"] == sgd["bits_up_to_savings_loss"] / qsgd["bits_up_to_savings_loss"]
+    assert qsgd["fewer_bits"] == pytest.approx(32 * 30 / (4 * 30 + 32) * qsgd["fewer_uploads"])
     assert sorted({store.read(folder).spec.seed for folder in folders()}) == [3, 4]
 
 
@@ -283,10 +285,53 @@ def test_compare_draws(lasg: Lasg) -> None:
     assert "Plot: my.png" in text
 
 
-def test_compare_shows_runs_that_diverged(lasg: Lasg) -> None:
+def test_compare_of_runs_that_all_diverged_shows_it_and_exits_1_with_a_line(lasg: Lasg) -> None:
     call = ("compare", *QUICK, "-a", "sgd,qsgd", "--seeds", 1, "-j", 1, "--set", "eta=1e30")
-    assert fine(lasg(*call)).count("diverged (1 of 1 seeds)") == 2
-    assert [row["loss"] for row in ok(lasg(*call, "--json"))] == [None, None]
+    done = lasg(*call)
+    assert done.code == 1
+    assert "every run diverged: take a smaller step" in said(done)
+    assert done.out.count("diverged (1 of 1 seeds)") == 2
+    done = lasg(*call, "--json")
+    assert done.code == 1
+    assert [row["loss"] for row in json.loads(done.out)] == [None, None]
+
+
+def write_two_clouds(path: Path) -> None:
+    """Write a LIBSVM file on which SGD goes further down than LASG-WK2 within the same iterations."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat([-1, 1], 100))
+    rows = rng.normal(size=(200, 8)) + 0.7 * labels[:, None]
+    lines = (
+        f"{y:+d} " + " ".join(f"{j}:{x:.4f}" for j, x in enumerate(row, 1)) for y, row in zip(labels, rows, strict=True)
+    )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_savings_are_at_a_loss_that_all_reached_where_none_was_aimed_at(lasg: Lasg) -> None:
+    write_two_clouds(Path("my.svm"))
+    call = ("compare", "libsvm:my.svm", "-a", "sgd,lasg-wk2", "--seeds", 1, "-j", 1, "--until", "iterations=300")
+    sgd, lazy = ok(lasg(*call, "--set", "eta=2", "--set", "c=1", "--json"))
+    assert lazy["loss"] > 1.1 * sgd["loss"], "or this tests nothing"
+    at_the_end = sgd["uploads"] / lazy["uploads"]
+    traces = {run.spec.algorithm: run.trace for run in map(store.read, folders())}
+    loss = sgd["savings_loss"]
+    for row in (sgd, lazy):
+        trace = traces[row["algorithm"]]
+        i = int(np.flatnonzero(trace["loss"] <= loss)[0])
+        assert trace["uploads"][i - 1] <= row["uploads_to_savings_loss"] <= trace["uploads"][i]
+        crossed = np.interp(-loss, -trace["loss"][[i - 1, i]], trace["uploads"][[i - 1, i]])
+        assert row["uploads_to_savings_loss"] == pytest.approx(crossed)
+    assert lazy["fewer_uploads"] == sgd["uploads_to_savings_loss"] / lazy["uploads_to_savings_loss"]
+    assert lazy["fewer_uploads"] < at_the_end
+    text = fine(lasg(*call, "--set", "eta=2", "--set", "c=1"))
+    assert f"savings compare what each spent to reach loss {loss:g}" in text
+    assert f"{sgd['loss']:.4f}" in text
+    assert f"{lazy['loss']:.4f}" in text
+
+
+def test_without_sgd_compare_says_why_there_are_no_savings(lasg: Lasg) -> None:
+    text = fine(lasg("compare", *QUICK, "-a", "lasg-wk2,qsgd", "--seeds", 1, "-j", 1))
+    assert "No savings: they are against sgd, which is not among the algorithms." in text
 
 
 def test_compare_takes_all_algorithms_by_default(lasg: Lasg) -> None:
@@ -382,6 +427,6 @@ def test_demo_as_json_has_the_twelve(lasg: Lasg, monkeypatch: pytest.MonkeyPatch
 
 def test_tables_of_what_went_wrong_fit_80_columns() -> None:
     done = spawn("compare", *QUICK, "-a", "sgd,laqsg-pse", "--seeds", 2, "-j", 1, "--set", "eta=1e30")
-    text = fine(done)
-    assert "…" not in text
-    assert text.count("diverged (2 of 2 seeds)") == 2
+    assert done.code == 1
+    assert "…" not in done.out
+    assert done.out.count("diverged (2 of 2 seeds)") == 2

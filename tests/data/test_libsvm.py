@@ -67,7 +67,11 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
         (b"1 1:2\n2 99999999999999999999999:1\n", "not a sound LIBSVM file"),
         (b"\x00\xff\xfe binary \x80\n", "not a sound LIBSVM file"),
         (b"a,b,c\n1,2,3\n", r"not a sound LIBSVM file \(line 1\)"),
-        (b"0.25 1:2\n2 1:1\n", "label 0.25: labels must be whole numbers"),
+        (b"0.25 1:2\n2 1:1\n", "label 0.25: write labels as whole numbers"),
+        (
+            b"".join(b"%d.5 1:1\n" % i for i in range(30)),
+            r"the target has 30 different values, such as 0\.5: that is a quantity, .*group the values into classes",
+        ),
         (gzip.compress(TEXT, mtime=0)[:-9], "cannot be read"),
         (bz2.compress(TEXT)[:-9], "cannot be read"),
         (b"\x1f\x8bnot gzip at all", "cannot be read"),

@@ -9,7 +9,7 @@ import pytest
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
 from lasg.experiments import words
-from lasg.experiments.compare import Spread, row_at, summarise
+from lasg.experiments.compare import Spread, row_at, spent_at, summarise, why_no_savings
 from lasg.experiments.store import Run
 from lasg.experiments.tune import parse_grid, points, rank
 
@@ -69,6 +69,81 @@ def test_without_a_target_the_end_of_the_run_counts(tmp_path: Path) -> None:
     summary = summarise(runs_of(tmp_path, "sgd", reaching(10, 100)), None)[0]
     assert summary.counts["uploads"].mean == 90
     assert summary.loss == Spread(0.2, 0.0)
+
+
+def test_without_a_target_savings_are_at_a_loss_that_all_reached(tmp_path: Path) -> None:
+    """At the end 90 uploads stand against 4, but at losses of 0.1 and 0.3."""
+    further: Rows = [(0, 0, 1.0), (10, 1000, 0.5), (20, 2000, 0.3), (90, 9000, 0.1)]
+    runs = [*runs_of(tmp_path, "sgd", further), *runs_of(tmp_path, "lasg-wk2", [(0, 0, 1.0), (4, 400, 0.3)])]
+    baseline, other = summarise(runs, None)
+    assert (baseline.counts["uploads"].mean, other.counts["uploads"].mean) == (90, 4)
+    assert (baseline.loss.mean, other.loss.mean) == (0.1, 0.3)
+    assert (baseline.savings_loss, other.savings_loss) == (0.3, 0.3)
+    assert (other.fewer_uploads, other.fewer_bits) == (20 / 4, 2000 / 400)
+
+
+def test_counts_at_a_loss_are_interpolated_between_the_evaluations_around_it(tmp_path: Path) -> None:
+    (run,) = runs_of(tmp_path, "sgd", [(0, 0, 1.0), (10, 1000, 0.5), (50, 7000, 0.25)])
+    found = spent_at(run, 0.4, None)
+    assert found is not None
+    assert found["uploads"] == pytest.approx(10 + 0.4 * 40)
+    assert found["bits_up"] == pytest.approx(1000 + 0.4 * 6000)
+    assert spent_at(run, 0.2, None) is None
+    for target, uploads in ((2.0, 0), (0.5, 10), (0.25, 50), (None, 50)):
+        found = spent_at(run, target, None)
+        assert found is not None
+        assert found["uploads"] == uploads
+
+
+def test_a_run_that_was_to_stop_at_a_loss_spent_what_it_spent(tmp_path: Path) -> None:
+    run = made_up(tmp_path / "run", small("sgd", until={"loss": 0.4}), [(0, 0, 1.0), (10, 1000, 0.5), (50, 7000, 0.25)])
+    found = spent_at(run, 0.4, None)
+    assert found is not None
+    assert found["uploads"] == 50
+
+
+def test_who_is_far_above_sgd_is_told_to_have_no_savings(tmp_path: Path) -> None:
+    low: Rows = [(0, 0, 1.0), (8, 800, 0.1)]
+    runs = [
+        *runs_of(tmp_path, "sgd", low),
+        *runs_of(tmp_path, "qsgd", low),
+        *runs_of(tmp_path, "lag-wk", [(0, 0, 1.0), (1, 100, 0.9)]),
+    ]
+    rows = summarise(runs, None)
+    assert [row.fewer_uploads for row in rows] == [1, 1, None]
+    assert [row.remark for row in rows] == ["", "", "no savings, since not every seed reached loss 0.1"]
+
+
+def test_a_loss_that_rose_again_is_told(tmp_path: Path) -> None:
+    low: Rows = [(0, 0, 1.0), (8, 800, 0.1)]
+    runs = [*runs_of(tmp_path, "sgd", low), *runs_of(tmp_path, "lasg-wk2", [(0, 0, 1.0), (2, 200, 0.1), (4, 400, 0.3)])]
+    sgd, lazy = summarise(runs, None)
+    assert not sgd.remark
+    assert lazy.remark == "reached loss 0.1, then rose to 0.3 by the end: a smaller step or c may keep it down"
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "status", "reason"),
+    [
+        (["sgd", "qsgd"], "done", ""),
+        (["qsgd", "lag-wk"], "done", "not among the algorithms"),
+        (["sgd", "qsgd"], "diverged", "which diverged"),
+    ],
+)
+def test_why_there_are_no_savings_is_told(tmp_path: Path, algorithms: list[str], status: str, reason: str) -> None:
+    first, second = algorithms
+    rows: Rows = [(0, 0, 1.0), (8, 800, 0.1)]
+    found = summarise([*runs_of(tmp_path, first, rows, status=[status]), *runs_of(tmp_path, second, rows)], None)
+    assert reason in why_no_savings(found)
+    assert bool(reason) == bool(why_no_savings(found))
+
+
+def test_a_loss_that_nobody_got_below_gives_no_savings_and_says_so(tmp_path: Path) -> None:
+    runs = [*runs_of(tmp_path, "sgd", reaching(1, 1)), *runs_of(tmp_path, "qsgd", [(0, 0, 1.0), (9, 9, 1.5)])]
+    found = summarise(runs, None)
+    assert [row.fewer_uploads for row in found] == [None, None]
+    assert why_no_savings(found) == "loss 1, the lowest that all reached, was there before the first upload"
+    assert [row.remark for row in found] == ["", ""]
 
 
 def test_a_diverged_seed_shows_as_diverged_and_has_no_loss(tmp_path: Path) -> None:

@@ -208,6 +208,8 @@ def test_one_run_is_of_one_problem() -> None:
 OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "task": ({}, {"task": "mine"}, "small and mine"),
     "data": ({}, {"data": "digits"}, "breast-cancer and digits"),
+    "label_column": ({"data": "csv:a.csv"}, {"data": "csv:a.csv", "label_column": "b"}, "none and b"),
+    "scale": ({"data": "csv:a.csv"}, {"data": "csv:a.csv", "scale": True}, "none and True"),
     "workers": ({}, {"workers": 7}, "6 and 7"),
     "partition": ({}, {"partition": "homogeneous"}, "sorted and homogeneous"),
     "alpha": (

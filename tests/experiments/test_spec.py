@@ -43,12 +43,15 @@ OWN_RULE = {
 @st.composite
 def all_specs(draw: st.DrawFn) -> Spec:
     workers, network, own = draw(st.integers(1, 40)), draw(st.booleans()), draw(st.booleans())
+    table = draw(st.booleans())
     values: dict[str, st.SearchStrategy[Any]] = {
         "task": words,
         "algorithm": st.sampled_from(
             ["mine+Half", "mine+Half+H4"] if own else [*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7"]
         ),
-        "data": words,
+        "data": st.just("csv:a.csv") if table else words,
+        "label_column": st.none() | words if table else st.none(),
+        "scale": st.none() | st.booleans() if table else st.none(),
         "seed": st.integers(0, 2**62),
         "workers": st.just(workers),
         "partition": st.sampled_from(["homogeneous", "sorted", "dirichlet", "classes", "sizes"]),

@@ -47,6 +47,7 @@ def advise(
     setting: options.Setting = "heterogeneous",
     seed: Annotated[int, typer.Option(help="The seed.", min=0)] = 0,
     changes: options.Changes = [],  # noqa: B006
+    scale: options.Scale = False,
     column: Annotated[str, typer.Option(help="Which to write: safe, paper or practical.")] = "practical",
     out_file: Annotated[
         Path, typer.Option("--out", help="Where to write its spec, for lasg run.", dir_okay=False)
@@ -60,7 +61,7 @@ def advise(
     """
     if column not in COLUMNS:
         raise LasgError(f"unknown column {column!r}: {', '.join(COLUMNS)}")
-    spec = task_named(task).changed(algorithm, setting, seed, options.read_changes(changes))
+    spec = task_named(task).changed(algorithm, setting, seed, options.read_changes(changes, scale=scale))
     why = standing.unfit(spec)
     if why:
         raise LasgError(f"there is no advice for this: {why}")

@@ -13,7 +13,7 @@ from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
-from lasg.data.sources import is_own
+from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError
 from lasg.experiments import clock, pretrained, runner, standing, verdict, words
 from lasg.experiments import compare as comparing
@@ -72,6 +72,7 @@ def run(
     setting: options.OptionalSetting = None,
     seed: Annotated[int | None, typer.Option(help="The seed.", min=0)] = None,
     changes: options.Changes = [],  # noqa: B006
+    scale: options.Scale = False,
     until: options.Until = [],  # noqa: B006
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
@@ -86,7 +87,7 @@ def run(
 ) -> None:
     """Run one spec, or one algorithm on a task, and store it."""
     ranks = options.on_ranks(engine, exchange, relay, timeout)
-    values = options.read_changes(changes)
+    values = options.read_changes(changes, scale=scale)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
     files = {"csv": csv, "tensorboard": tensorboard}
     (found,) = run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
@@ -128,6 +129,7 @@ def compare(
     setting: options.Setting = "heterogeneous",
     until: options.Until = [],  # noqa: B006
     changes: options.Changes = [],  # noqa: B006
+    scale: options.Scale = False,
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     engine: options.Engine = "simulation",
@@ -155,7 +157,7 @@ def compare(
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
     ranks = options.on_ranks(engine, exchange, relay, timeout)
     chosen = task_named(task)
-    values = options.read_changes(changes)
+    values = options.read_changes(changes, scale=scale)
     found = [
         options.limited(chosen.changed(name, setting, seed, values), until, values)
         for seed in range(first_seed, first_seed + seeds)
@@ -192,8 +194,34 @@ def compare(
         page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
         said.append(f"Report: {report}")
     if not json:
-        for line in (*standing.lines(runs), *said, f"Runs: {out_dir}/"):
+        for line in (*_ended_above(runs), *standing.lines(runs), *said, f"Runs: {out_dir}/"):
             out.print(line, soft_wrap=True)
+    if lost:
+        raise _fail(
+            f"every run diverged: take a smaller step, such as --set eta={found[0].eta / 10:g}{_or_scale(found[0])}"
+        )
+
+
+def _ended_above(runs: list[Run]) -> list[str]:
+    """Say in a line whose loss ended above the one it began with."""
+    worse = [run for run in runs if run.status == "done" and run.trace["loss"][-1] > run.trace["loss"][0]]
+    if not worse:
+        return []
+    loss, spec = worse[0].trace["loss"], worse[0].spec
+    names = ", ".join(dict.fromkeys(run.spec.algorithm for run in worse))
+    what = f"{names}: the loss ended above where it began ({loss[0]:.4g}, then {loss[-1]:.4g})"
+    return [f"{what}: take a smaller step, such as --set eta={spec.eta / 10:g}{_or_scale(spec)}."]
+
+
+def _or_scale(spec: Spec) -> str:
+    """Add what else may help a run of the user's own data that diverged."""
+    return ", or add --scale" if spec.data.startswith(TABLE_PREFIXES) and not spec.scale else ""
+
+
+def _fail(message: str) -> typer.Exit:
+    """Print why a command that did its work has no result; return the exit with code 1."""
+    err.print(f"lasg: {message}", style="red", soft_wrap=True)
+    return typer.Exit(1)
 
 
 def tune(
@@ -207,6 +235,7 @@ def tune(
     setting: options.Setting = "heterogeneous",
     until: options.Until = [],  # noqa: B006
     changes: options.Changes = [],  # noqa: B006
+    scale: options.Scale = False,
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     jobs: options.Jobs = None,
@@ -215,7 +244,7 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
-    values = options.read_changes(changes)
+    values = options.read_changes(changes, scale=scale)
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
     tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
@@ -282,12 +311,10 @@ def _print_run(found: Run, json: bool) -> None:
         print_json({"folder": str(found.folder), "status": found.status, "seconds": found.meta["seconds"], **last})
     else:
         out.print(show.outcome(found))
-        for line in (*standing.lines([found]), f"Run: {found.folder}"):
+        for line in (*_ended_above([found]), *standing.lines([found]), f"Run: {found.folder}"):
             out.print(line, soft_wrap=True)
     if found.status == "diverged":
-        message = found.meta.get("message", "the run diverged")
-        err.print(f"lasg: {message}", style="red", soft_wrap=True)
-        raise typer.Exit(1)
+        raise _fail(found.meta.get("message", "the run diverged") + _or_scale(found.spec))
 
 
 def pretrain(

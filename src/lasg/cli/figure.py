@@ -44,10 +44,11 @@ def figure(
 ) -> None:
     """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
     kinds = list(dict.fromkeys(kind.strip().lower() for kind in formats.split(",") if kind.strip()))
-    for kind in kinds:
-        plots.check(Path(f"figure.{kind}"))
-    if not kinds:
-        raise LasgError(f"--formats names no format: {', '.join(plots.FORMATS)}")
+    wrong = [kind for kind in kinds if kind not in plots.FORMATS]
+    if wrong or not kinds:
+        got = wrong[0] if wrong else "none"
+        raise LasgError(f"--formats takes {', '.join(plots.FORMATS)}, separated by commas, got {got}")
+    plots.check(Path(f"figure.{kinds[0]}"))
     choice = known.Choice(
         seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
     )

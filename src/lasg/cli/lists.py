@@ -51,6 +51,7 @@ def tasks(json: options.Json = False) -> None:
     rest = ", ".join(f"{key}={value}" for key, value in same.items() if value not in (None, {}))
     out.print(f"\nFor all: {rest}. Samples are dealt by label in uneven shards, or --setting homogeneous.")
     out.print("H serves local-sgd, bits the quantised algorithms. Change any with --set KEY=VALUE.")
+    out.print("Your own data: libsvm:PATH, csv:PATH with --set label_column=NAME, images:PATH; --scale standardises.")
 
 
 @app.command()

@@ -14,7 +14,9 @@ from lasg.errors import LasgError
 from lasg.experiments.paper import CAP
 from lasg.experiments.spec import Spec, parse_pairs, with_budget
 
-TaskName = Annotated[str, typer.Argument(help="A task (lasg list tasks), libsvm:PATH or images:PATH.", metavar="TASK")]
+TaskName = Annotated[
+    str, typer.Argument(help="A task (lasg list tasks), libsvm:PATH, csv:PATH or images:PATH.", metavar="TASK")
+]
 Algorithms = Annotated[
     str,
     typer.Option(
@@ -35,6 +37,12 @@ OptionalSetting = Annotated[
 Changes = Annotated[
     list[str],
     typer.Option("--set", help="Change a setting of the task, such as eta=0.05; may be repeated.", metavar="KEY=VALUE"),
+]
+Scale = Annotated[
+    bool,
+    typer.Option(
+        "--scale", help="Standardise the features of libsvm:PATH or csv:PATH and add an intercept (--set scale=true)."
+    ),
 ]
 Until = Annotated[
     list[str],
@@ -86,12 +94,19 @@ def split_algorithms(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise LasgError("name at least one algorithm: -a sgd,lasg-wk2")
-    return [algorithm(name).name for name in dict.fromkeys(names)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise LasgError(f"-a names {twice} twice: name each algorithm once; to compare settings, lasg tune")
+    return [algorithm(name).name for name in names]
 
 
-def read_changes(texts: list[str]) -> dict[str, Any]:
-    """Read --set KEY=VALUE; what has an option of its own is refused."""
+def read_changes(texts: list[str], *, scale: bool = False) -> dict[str, Any]:
+    """Read --set KEY=VALUE, with --scale as one of them; what has an option of its own is refused."""
     changes = parse_pairs(texts, "--set")
+    if scale:
+        if changes.get("scale") is False:
+            raise LasgError("--scale and --set scale=false contradict each other: leave one out")
+        changes["scale"] = True
     for key, instead in (("seed", "--seed or --first-seed"), ("algorithm", "-a"), ("task", "another task")):
         if key in changes:
             raise LasgError(f"--set {key}=... has no place here: give {instead}")

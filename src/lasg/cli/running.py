@@ -11,8 +11,10 @@ import typer
 
 from lasg.cli import live
 from lasg.cli.options import Ranks
+from lasg.cli.show import err
 from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
+from lasg.data.suspicions import suspicions
 from lasg.experiments import pool, pretrained
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status
@@ -43,7 +45,7 @@ def run_all(
         return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, csv, tensorboard)
     for name in dict.fromkeys(spec.weights for spec in listed if pretrained.missing(spec.weights, data_dir)):
         pretrain(str(name), out_dir, fresh=False, data_dir=data_dir)
-    order = sorted(listed, key=lambda spec: (spec.data, spec.partition, spec.seed))
+    order = sorted(listed, key=lambda spec: (spec.data, repr(spec.reading), spec.partition, spec.seed))
     once = {spec.digest: spec for spec in order}
     with writing(csv, tensorboard) as files:
         fetch(listed, data_dir)
@@ -56,13 +58,17 @@ def run_all(
 
 
 def fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:
-    """Fetch and prepare data and weights."""
+    """Fetch and prepare data and weights; say what of a user's own data looks as if it were not meant."""
+    lines = []
     with live.fetching() as told:
-        for name in sorted({spec.data for spec in listed}):
+        for name, reading in dict.fromkeys((spec.data, spec.reading) for spec in listed):
             if not is_embedded(name):
-                load(name, data_dir=data_dir, progress=told)
+                loaded = load(name, data_dir=data_dir, progress=told, reading=reading)
+                lines += suspicions(loaded, reading)
         for name in sorted({spec.weights for spec in listed if spec.weights is not None}):
             weights.obtain(name, data_dir, progress=told)
+    for line in lines:
+        err.print(f"lasg: note: {line}", soft_wrap=True)
 
 
 def _run_on_ranks(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lasg.core.ledger import COUNTS
 from lasg.core.network import Network
-from lasg.experiments.compare import Summary
+from lasg.experiments.compare import Summary, why_no_savings
 from lasg.experiments.store import Run
 from lasg.experiments.words import duration, factor, plus_minus, short, small
 
@@ -43,12 +43,28 @@ def print_json(value: Any) -> None:
 def comparison(summaries: Sequence[Summary], title: str, target: float | None, network: Network | None = None) -> Group:
     """Return the table of a comparison."""
     names = ["iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations"]
-    names += [] if target else ["loss"]
-    names += ["fewer\nuploads", "fewer\nupload bits"]
-    names += [] if network is None else ["MB", "simulated\ntime", "times\nfaster"]
+    names += [] if network is None else ["MB", "simulated\ntime"]
+    if target is None:
+        loss = summaries[0].savings_loss
+        names += ["loss", *([] if loss is None else [f"uploads to\nloss {loss:g}"])]
+    names += ["fewer\nuploads", "fewer\nupload bits", *([] if network is None else ["times\nfaster"])]
     rows = [_cells(row, target, network) or [row.label, *["-"] * len(names)] for row in summaries]
     whole = title if network is None else f"{title}; network {network.name}"
-    return Group(titled(whole, *fitting("algorithm", names, rows)), *remarks(summaries))
+    below = [*remarks(summaries), *([] if target else savings_note(summaries))]
+    return Group(titled(whole, *fitting("algorithm", names, rows)), *below)
+
+
+def savings_note(summaries: Sequence[Summary]) -> list[Text]:
+    """Say at which loss savings were taken where none was aimed at, or why there are none."""
+    if all(row.diverged for row in summaries):
+        return []
+    reason = why_no_savings(summaries)
+    if reason:
+        return [Text(f"No savings: {reason}.")]
+    loss = f"{summaries[0].savings_loss:g}"
+    return [
+        Text(f"Counts and losses are at the end of the runs; savings compare what each spent to reach loss {loss}.")
+    ]
 
 
 def remarks(summaries: Sequence[Summary]) -> list[Text]:
@@ -87,11 +103,13 @@ def _cells(row: Summary, target: float | None, network: Network | None) -> list[
     if not row.counts:
         return []
     counts = [short(row.counts[name].mean) for name in ("iterations", "uploads", "bits_up", "bits_down", "gradients")]
-    loss = [] if target else [plus_minus(row.loss)]
-    timed = []
     if network is not None:
-        timed = [small(row.counts["megabytes"].mean), duration(row.counts["seconds"].mean), factor(row.faster)]
-    return [row.label, *counts, *loss, factor(row.fewer_uploads), factor(row.fewer_bits), *timed]
+        counts += [small(row.counts["megabytes"].mean), duration(row.counts["seconds"].mean)]
+    if target is None:
+        spent = row.to_savings_loss.get("uploads")
+        counts += [plus_minus(row.loss), short(spent.mean) if spent else "-"]
+    saved = [row.fewer_uploads, row.fewer_bits, *([] if network is None else [row.faster])]
+    return [row.label, *counts, *map(factor, saved)]
 
 
 def times(timed: Mapping[str, Sequence[Summary]], title: str) -> Group:

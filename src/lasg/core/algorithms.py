@@ -79,7 +79,7 @@ def composition_name(rule: str, codec: str, steps: int) -> str:
 
 def _is_steps(part: str) -> bool:
     """Tell whether a part of a composition is a number of local steps, such as H4."""
-    return part.startswith("H") and part[1:].isdigit() and int(part[1:]) > 0
+    return part.startswith("H") and part[1:].isdecimal()
 
 
 def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]) -> Algorithm:
@@ -87,5 +87,7 @@ def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]
     codecs = [part for part in parts if not _is_steps(part)]
     if len(steps) > 1 or len(codecs) > 1:
         raise LasgError(f"{name!r} names two codecs or two numbers of local steps: rule+codec+H4 has one of each")
+    if steps == [0]:
+        raise LasgError(f"{name!r} has H0: a round has at least one local step. H1 is one gradient a round")
     codec = (known[codecs[0]] if codecs[0] in known else parse(codecs[0])) if codecs else Dense()
     return Algorithm(name=name, rule=rule, own_codec=codec, own_steps=steps[0] if steps else 1)

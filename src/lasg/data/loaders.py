@@ -1,8 +1,9 @@
 """Load a data set by name: `load("covtype")`, `load("libsvm:my-file.bz2")`."""
 
 import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,36 @@ from numpy.typing import DTypeLike
 
 from lasg.data import cache, files
 from lasg.data.cache import Damaged, Prepared, Progress
+from lasg.data.csv_files import parse_csv
 from lasg.data.download import obtain
 from lasg.data.images import image_shape, parse_images
 from lasg.data.parsers import PARSERS, parse_libsvm
-from lasg.data.sources import FILES, IMAGES_PREFIX, LIBSVM_PREFIX, OWN_PREFIXES, is_own, named
+from lasg.data.scaling import standardise
+from lasg.data.sources import (
+    AS_IT_IS,
+    CSV_PREFIX,
+    FILES,
+    IMAGES_PREFIX,
+    LIBSVM_PREFIX,
+    OWN_PREFIXES,
+    Reading,
+    is_own,
+    named,
+)
 from lasg.data.tables import FloatArray, IntArray, Parts, Table
 from lasg.errors import LasgError
 
-_OWN: dict[str, Callable[[Path], Parts]] = {LIBSVM_PREFIX: parse_libsvm, IMAGES_PREFIX: parse_images}
+_OWN: dict[str, Callable[[Path, Reading], Parts]] = {
+    LIBSVM_PREFIX: lambda path, _: parse_libsvm(path),
+    CSV_PREFIX: lambda path, reading: parse_csv(path, reading.label_column),
+    IMAGES_PREFIX: lambda path, _: parse_images(path),
+}
 """The user's own data: how each prefix is read."""
+_WANTED = {
+    LIBSVM_PREFIX: "a LIBSVM file",
+    CSV_PREFIX: "a CSV file",
+    IMAGES_PREFIX: "a folder or zip in tiny-imagenet's layout",
+}
 
 __all__ = ["Dataset", "FloatArray", "IntArray", "load"]
 
@@ -48,17 +70,19 @@ def load(
     data_dir: Path | str | None = None,
     dtype: DTypeLike = np.float32,
     progress: Progress | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> Dataset:
-    """Load a named data set or `libsvm:PATH`, downloading and preparing it the first time.
+    """Load a named data set or the user's own (`libsvm:PATH`), downloading and preparing it the first time.
 
     `progress(what, done, total)` is told of downloaded bytes and of prepared rows. Any `dtype` but float32
-    is converted from the stored float32 and held in memory.
+    is converted from the stored float32 and held in memory. `reading` is for the user's own data.
     """
+    reading.check(name)
     kind = np.dtype(dtype)
     if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise LasgError(f"dtype must be float32 or float64, got {kind}")
     data_dir = files.path_or_none(data_dir)
-    prepared = embedded(name) if is_embedded(name) else _read_or_prepare(name, data_dir, progress)
+    prepared = embedded(name) if is_embedded(name) else _read_or_prepare(name, data_dir, progress, reading)
     arrays = prepared.arrays
     test = arrays.get("test_features")
     return Dataset(
@@ -91,13 +115,12 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def checked_path(name: str) -> Path:
-    """Return the file of libsvm:PATH, the file or folder of images:PATH; LasgError where there is none."""
+    """Return the file of libsvm:PATH or csv:PATH, the file or folder of images:PATH; LasgError where there is none."""
     prefix, text = _split(name)
     path = Path(text).expanduser()
     if not text or not (path.is_file() or (prefix == IMAGES_PREFIX and path.is_dir())):
-        wanted = "a LIBSVM file" if prefix == LIBSVM_PREFIX else "a folder or zip in tiny-imagenet's layout"
         what = "a folder" if text and path.is_dir() else "no file"
-        raise LasgError(f"{prefix}PATH must name {wanted}, but {text!r} is {what}: correct it")
+        raise LasgError(f"{prefix}PATH must name {_WANTED[prefix]}, but {text!r} is {what}: correct it")
     return path
 
 
@@ -116,32 +139,45 @@ def embedded(name: str) -> Prepared:
     return Prepared(arrays, digests, parts.classes)
 
 
-def parse_own(name: str) -> Parts:
+def parse_own(name: str, reading: Reading = AS_IT_IS) -> Parts:
     """Read the user's own data."""
-    return _OWN[_split(name)[0]](checked_path(name))
+    parts = _OWN[_split(name)[0]](checked_path(name), reading)
+    return standardise(parts) if reading.scale else parts
 
 
-def prepared_place(name: str) -> tuple[Path, str]:
-    """Return a data set's prepared folder and the checksum of its sources that the folder is known by."""
+def prepared_place(name: str, reading: Reading = AS_IT_IS) -> tuple[Path, str]:
+    """Return a data set's prepared folder and the checksum of its sources that the folder is known by.
+
+    What they are read with is part of it.
+    """
     if is_own(name):
         path = checked_path(name)
         try:
             sha256 = files.hash_tree(path)
         except OSError as error:
             raise LasgError(f"{path} cannot be read: {files.reason(error)}; mend or replace it") from error
+        if reading != AS_IT_IS:
+            sha256 = hashlib.sha256(f"{sha256} {json.dumps(asdict(reading), sort_keys=True)}".encode()).hexdigest()
         return cache.prepared_folder(name.partition(":")[0], sha256), sha256
     sums = [FILES[file].sha256 for file in named(name).files]
     sha256 = sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
     return cache.prepared_folder(name, sha256), sha256
 
 
-def prepare(name: str, data_dir: Path | None, *, force: bool = False, progress: Progress | None = None) -> list[Path]:
+def prepare(
+    name: str,
+    data_dir: Path | None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    reading: Reading = AS_IT_IS,
+) -> list[Path]:
     """Obtain a data set's raw files, parse them and store the result; return the raw files."""
-    folder, sha256 = prepared_place(name)
+    folder, sha256 = prepared_place(name, reading)
     parts: Parts
     if is_own(name):
         paths = [checked_path(name)]
-        parts = parse_own(name)
+        parts = parse_own(name, reading)
     else:
         paths = obtain(name, data_dir, force=force, progress=progress)
         parts = PARSERS[name](paths)
@@ -149,9 +185,9 @@ def prepare(name: str, data_dir: Path | None, *, force: bool = False, progress: 
     return paths
 
 
-def _read_or_prepare(name: str, data_dir: Path | None, progress: Progress | None) -> Prepared:
+def _read_or_prepare(name: str, data_dir: Path | None, progress: Progress | None, reading: Reading) -> Prepared:
     """Open the prepared folder; where it is absent or damaged, make it (again) from the raw files."""
-    folder, sha256 = prepared_place(name)
+    folder, sha256 = prepared_place(name, reading)
     fault = ""
     for _ in range(3):  # more than once, since another process may be replacing a damaged folder just now
         try:
@@ -161,7 +197,7 @@ def _read_or_prepare(name: str, data_dir: Path | None, progress: Progress | None
         except Damaged as damage:
             fault = str(damage)
         try:
-            prepare(name, data_dir, progress=progress)
+            prepare(name, data_dir, progress=progress, reading=reading)
         except LasgError as error:
             if not fault:
                 raise

@@ -132,7 +132,7 @@ def _check_own(name: str) -> CheckResult:
     try:
         parse_own(name)
     except LasgError as error:
-        return CheckResult(name, path.name, path, "damaged", str(error), "replace this file")
+        return CheckResult(name, path.name, path, "damaged", str(error), "correct or replace this file")
     return CheckResult(name, path.name, path, "ok", "it can be read", "")
 
 

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from lasg.data.files import BROKEN_STREAM, open_plain, reason
 from lasg.data.images import tiny_imagenet
-from lasg.data.tables import Parts, Table
+from lasg.data.tables import Parts, Table, check_size, classes_of
 from lasg.errors import LasgError, missing_extra
-
-# Features are stored dense; beyond this a sparse file is not for this program.
-MAX_DENSE_BYTES = 8 << 30
 
 
 def parse_libsvm(path: Path) -> Parts:
@@ -30,17 +27,9 @@ def parse_libsvm(path: Path) -> Parts:
         matrix = matrix.astype(np.float32)
     if not (np.isfinite(matrix.data).all() and np.isfinite(targets).all()):
         raise LasgError(f"{path} holds a NaN or an infinity{_bad_line(path)}: remove or replace such values")
-    needed = 4 * matrix.shape[0] * matrix.shape[1]
-    if needed > MAX_DENSE_BYTES:
-        size = f"{matrix.shape[0]:,} x {matrix.shape[1]:,} takes {needed / 2**30:.1f} GiB dense"
-        raise LasgError(f"{path} is too large: {size}, at most {MAX_DENSE_BYTES >> 30} GiB; keep fewer features")
-    values, labels = np.unique(targets, return_inverse=True)
-    if not (values == np.floor(values)).all():
-        value = values[values != np.floor(values)][0]
-        raise LasgError(f"{path} has the label {value:g}: labels must be whole numbers, one a class")
-    if len(values) < 2:
-        raise LasgError(f"{path} has only the class {values[0]:g}: at least 2 classes are needed to train on")
-    return Parts(Table(matrix, labels.astype(np.int64), _densify), None, len(values))
+    check_size(path, *matrix.shape)
+    classes, labels = classes_of(targets, path, "the target")
+    return Parts(Table(matrix, labels, _densify), None, classes)
 
 
 def parse_idx(path: Path) -> NDArray[np.uint8]:

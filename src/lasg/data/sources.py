@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from lasg.errors import LasgError
 
 LIBSVM_PREFIX = "libsvm:"
+CSV_PREFIX = "csv:"
 IMAGES_PREFIX = "images:"
-OWN_PREFIXES = (LIBSVM_PREFIX, IMAGES_PREFIX)
+OWN_PREFIXES = (LIBSVM_PREFIX, CSV_PREFIX, IMAGES_PREFIX)
 """What the names of a user's own data begin with; a path follows."""
+TABLE_PREFIXES = (LIBSVM_PREFIX, CSV_PREFIX)
+"""Those whose features are numbers in columns."""
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/"
@@ -143,8 +146,29 @@ DATASETS: dict[str, Named] = {
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a name means the user's own data: libsvm:PATH or images:PATH."""
+    """Tell whether a name means the user's own data: libsvm:PATH, csv:PATH or images:PATH."""
     return name.startswith(OWN_PREFIXES)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the user's own data are read."""
+
+    label_column: str | None = None
+    """The column of a CSV file that holds the classes; None: the one called target, label or y."""
+    scale: bool = False
+    """Whether features are standardised."""
+
+    def check(self, name: str) -> None:
+        """Refuse options that the data called `name` have no use for."""
+        if self.label_column is not None and not name.startswith(CSV_PREFIX):
+            raise LasgError(f"label_column names a column of {CSV_PREFIX}PATH, and the data are {name}: leave it out")
+        if self.scale and not name.startswith(TABLE_PREFIXES):
+            kinds = " and ".join(f"{prefix}PATH" for prefix in TABLE_PREFIXES)
+            raise LasgError(f"scale is for {kinds}; {name} is scaled already: leave it out")
+
+
+AS_IT_IS = Reading()
 
 
 def named(name: str) -> Named:
@@ -155,6 +179,6 @@ def named(name: str) -> Named:
     hint = f"did you mean {close[0]!r}? " if close else ""
     known = ", ".join(DATASETS)
     raise LasgError(
-        f"unknown data set {name!r}: {hint}The names are {known}, {LIBSVM_PREFIX}PATH for a file, or "
-        f"{IMAGES_PREFIX}PATH for a folder or zip in tiny-imagenet's layout"
+        f"unknown data set {name!r}: {hint}The names are {known}, {LIBSVM_PREFIX}PATH or {CSV_PREFIX}PATH for a file, "
+        f"or {IMAGES_PREFIX}PATH for a folder or zip in tiny-imagenet's layout"
     )

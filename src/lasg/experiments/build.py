@@ -21,6 +21,7 @@ from lasg.data import weights
 from lasg.data.files import path_or_none
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
+from lasg.data.sources import AS_IT_IS, Reading
 from lasg.engines.rounds import PATIENCE
 from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
@@ -44,9 +45,9 @@ UNFIT = {
 
 
 @functools.lru_cache(maxsize=1)
-def dataset(name: str, data_dir: Path | None) -> Dataset:
+def dataset(name: str, data_dir: Path | None, reading: Reading = AS_IT_IS) -> Dataset:
     """Load a data set, keeping the latest in memory."""
-    return load(name, data_dir=data_dir)
+    return load(name, data_dir=data_dir, reading=reading)
 
 
 def identity(spec: Spec, data_dir: Path | None = None, own: Problem | None = None) -> str:
@@ -56,7 +57,7 @@ def identity(spec: Spec, data_dir: Path | None = None, own: Problem | None = Non
     """
     if own is not None:
         return own.fingerprint()
-    data, start = dataset(spec.data, data_dir).sha256, _start(spec, data_dir)
+    data, start = dataset(spec.data, data_dir, spec.reading).sha256, _start(spec, data_dir)
     return data if start is None else hashlib.sha256(f"{data} {start}".encode()).hexdigest()
 
 
@@ -74,7 +75,7 @@ def problem(spec: Spec, data_dir: Path | str | None = None) -> Problem:
 
 
 PROBLEM = (
-    *("data", "workers", "partition", "alpha", "classes", "sizes", "cut", "batch", "lam", "seed", "dtype"),
+    *("data", "reading", "workers", "partition", "alpha", "classes", "sizes", "cut", "batch", "lam", "seed", "dtype"),
     *("model", "weights", "batch_norm", "augment", "autocast", "device"),
 )
 """What decides a problem."""
@@ -83,7 +84,7 @@ PROBLEM = (
 @functools.lru_cache(maxsize=1)
 def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) -> Problem:  # noqa: ARG001
     of = SimpleNamespace(**dict(zip(PROBLEM, values, strict=True)))
-    loaded = dataset(of.data, data_dir)
+    loaded = dataset(of.data, data_dir, of.reading)
     options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
     shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
     if of.model is not None:

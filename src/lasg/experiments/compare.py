@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -19,6 +19,8 @@ from lasg.experiments.spec import Spec
 from lasg.experiments.store import Run
 
 BASELINE = "sgd"
+ROSE = 1.1
+"""A final loss so many times the one that was reached on the way is worth a word."""
 SPENT = (*COUNTS, "bits_total")
 """What is summed up of every run; with a network also seconds, and megabytes (10^6 bytes, both ways)."""
 
@@ -50,28 +52,42 @@ class Summary:
     """Seeds that reached the target loss; all of them where there is no target."""
     diverged: int
     counts: Mapping[str, Spread]
-    """`SPENT` when the loss was reached, or at the end; empty unless every seed got there. With a network, seconds and
-    megabytes too."""
+    """`SPENT` when the target loss was reached, or at the end; empty unless every seed got there. With a network,
+    seconds and megabytes too."""
     loss: Spread
     accuracy: Spread | None
     fewer_uploads: float | None
-    """SGD's uploads / this one's."""
+    """SGD's uploads / this one's, both to `savings_loss`."""
     fewer_bits: float | None
     """SGD's upload bits / this one's."""
     faster: float | None = None
     """SGD's simulated seconds / this one's, where there is a network."""
     timed: bool = False
     """Whether there is a network."""
+    savings_loss: float | None = None
+    """The loss at which savings are taken: the target, or one that the runs reached; None where there is none."""
+    to_savings_loss: Mapping[str, Spread] = field(default_factory=dict)
+    """`counts` when that loss was reached; empty unless every seed got there."""
 
     @property
     def remark(self) -> str:
-        """Why there are no counts; nothing where there are some."""
+        """Why there are no counts or no savings, or that the loss did not stay where they were taken; else nothing."""
         if self.diverged:
             return f"diverged ({self.diverged} of {self.seeds} seeds)"
         if not self.counts:
             missed = self.seeds - self.reached
             return "not reached" if missed == self.seeds else f"not reached ({missed} of {self.seeds} seeds)"
+        if self.savings_loss is not None and not self.to_savings_loss:
+            return f"no savings, since not every seed reached loss {self.savings_loss:g}"
+        if self.savings_loss is not None and self.loss.mean > ROSE * self.savings_loss > 0 and self._had_to_train:
+            after = f"reached loss {self.savings_loss:g}, then rose to {self.loss.mean:.3g} by the end"
+            return f"{after}: a smaller step{' or c' if self.spec.composition.rule.left else ''} may keep it down"
         return ""
+
+    @property
+    def _had_to_train(self) -> bool:
+        """Whether the loss at which savings are taken was not there from the start."""
+        return "uploads" in self.to_savings_loss and self.to_savings_loss["uploads"].mean > 0
 
     @property
     def complete(self) -> bool:
@@ -95,6 +111,10 @@ class Summary:
         values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
         if self.timed:
             values["faster"] = self.faster
+        values["savings_loss"] = self.savings_loss
+        for name in ("uploads", "bits_up", *(("seconds",) if self.timed else ())):
+            found = self.to_savings_loss.get(name)
+            values[f"{name}_to_savings_loss"] = found.mean if found else None
         return values
 
 
@@ -103,15 +123,49 @@ def _number(value: float) -> float | None:
 
 
 def summarise(runs: Iterable[Run], target: float | None = None, network: Network | None = None) -> list[Summary]:
-    """Summarise runs by series, in order of appearance, against the runs of sgd among them."""
+    """Summarise runs by series, in order of appearance, against the runs of sgd among them.
+
+    Without a target the counts are those at the end of each run; savings are taken at `shared_target` all the same,
+    since who stopped at a higher loss has saved nothing by that.
+    """
     groups = series(runs)
+    good = any(not group.diverged for group in groups)
+    loss = target if target is not None or not good else shared_target([run for group in groups for run in group.runs])
     counts = [_counts(group, target, network) for group in groups]
-    of_sgd = [found for group, found in zip(groups, counts, strict=True) if group.algorithm == BASELINE and found]
+    to_loss = counts if target is not None else [_counts(group, loss, network) for group in groups]
+    of_sgd = [found for group, found in zip(groups, to_loss, strict=True) if group.algorithm == BASELINE and found]
     baseline = of_sgd[0] if of_sgd else {}
     return [
-        _summary(group, target, found, baseline, timed=network is not None)
-        for group, found in zip(groups, counts, strict=True)
+        replace(
+            _summary(group, target, found, timed=network is not None),
+            savings_loss=loss,
+            to_savings_loss=reached,
+            fewer_uploads=_ratio("uploads", reached, baseline),
+            fewer_bits=_ratio("bits_up", reached, baseline),
+            faster=_ratio("seconds", reached, baseline),
+        )
+        for group, found, reached in zip(groups, counts, to_loss, strict=True)
     ]
+
+
+def why_no_savings(rows: Sequence[Summary]) -> str:
+    """Say why nobody has a saving; nothing where somebody has one."""
+    if any(row.fewer_uploads is not None or row.fewer_bits is not None for row in rows):
+        return ""
+    of_sgd = [row for row in rows if row.algorithm == BASELINE]
+    if not of_sgd:
+        return "they are against sgd, which is not among the algorithms"
+    if all(row.diverged for row in of_sgd):
+        return "they are against sgd, which diverged"
+    if not any(row.to_savings_loss for row in of_sgd):
+        return f"they are against sgd, which did not reach loss {of_sgd[0].savings_loss:g}"
+    return f"loss {of_sgd[0].savings_loss:g}, the lowest that all reached, was there before the first upload"
+
+
+def _ratio(key: str, reached: Mapping[str, Spread], baseline: Mapping[str, Spread]) -> float | None:
+    """Return how many times less was spent than by sgd to the same loss."""
+    known = key in reached and key in baseline and reached[key].mean and baseline[key].mean
+    return baseline[key].mean / reached[key].mean if known else None
 
 
 def row_at(run: Run, target: float | None) -> int | None:
@@ -127,8 +181,8 @@ def shared_target(runs: Sequence[Run]) -> float:
     """Return a loss at which to compare runs: the one they were to reach; else one that they did reach.
 
     That is the loss which every seed of every series reached, rounded up to two digits (more, where two would be above
-    the loss they began with); or, where somebody stayed more than a tenth above sgd, the loss which every seed of sgd
-    reached. Diverged series do not count.
+    the loss they began with). Series that stayed more than a tenth above sgd do not count, unless all others did: one
+    that is stuck would have all compared at the loss where it is. Diverged series do not count.
     """
     shown = series(runs)
     goals = {run.spec.until.get("loss") for one in shown for run in one.runs}
@@ -139,8 +193,10 @@ def shared_target(runs: Sequence[Run]) -> float:
         raise LasgError("every run diverged: there is nothing to compare")
     lowest = [max(float(run.trace["loss"].min()) for run in one.runs) for one in good]
     of_sgd = [loss for one, loss in zip(good, lowest, strict=True) if one.algorithm == BASELINE]
-    everybody = max(lowest)
-    reached = everybody if not of_sgd or everybody <= 1.1 * of_sgd[0] else of_sgd[0]
+    reached = max(lowest)
+    if of_sgd and reached > 1.1 * of_sgd[0]:
+        beside = [loss for loss in lowest if loss <= 1.1 * of_sgd[0]]
+        reached = of_sgd[0] if len(beside) > 1 else reached
     begun = min(float(run.trace["loss"][0]) for one in good for run in one.runs)
     rounded = (_rounded_up(reached, digits) for digits in range(2, 8))
     return next((target for target in rounded if target < begun), reached)
@@ -155,11 +211,31 @@ def _rounded_up(value: float, digits: int) -> float:
 
 
 def _counts(group: Series, target: float | None, network: Network | None) -> dict[str, Spread]:
-    rows = [row_at(run, target) for run in group.runs]
-    if None in rows or group.diverged:
+    found = [spent_at(run, target, network) for run in group.runs]
+    reached = [one for one in found if one is not None]
+    if len(reached) < len(found) or group.diverged:
         return {}
-    found = [(spent(run, network), row) for run, row in zip(group.runs, rows, strict=True) if row is not None]
-    return {name: Spread.of([float(columns[name][row]) for columns, row in found]) for name in found[0][0]}
+    return {name: Spread.of([one[name] for one in reached]) for name in reached[0]}
+
+
+def spent_at(run: Run, target: float | None, network: Network | None) -> dict[str, float] | None:
+    """Return `spent` when the target loss was first reached, None where it was not; without a target, at the end.
+
+    A run that was to stop at this loss spent what it spent. Of one that went on, the counts are interpolated between
+    the evaluations around the loss: these are up to 10 % apart, and more where they are rare.
+    """
+    row, columns = row_at(run, target), spent(run, network)
+    if row is None:
+        return None
+    share = 1.0
+    if target is not None and row and run.spec.until.get("loss") != target:
+        above, below = run.trace["loss"][row - 1 : row + 1]
+        share = float((above - target) / (above - below)) if math.isfinite(above) else 1.0
+    before = max(0, row - 1)
+    return {
+        name: float(column[row]) if share == 1 else float(column[before] + share * (column[row] - column[before]))
+        for name, column in columns.items()
+    }
 
 
 def spent(run: Run, network: Network | None) -> dict[str, Any]:
@@ -170,21 +246,10 @@ def spent(run: Run, network: Network | None) -> dict[str, Any]:
     return columns | {"seconds": clock.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
 
 
-def _summary(
-    group: Series,
-    target: float | None,
-    counts: Mapping[str, Spread],
-    baseline: Mapping[str, Spread],
-    *,
-    timed: bool,
-) -> Summary:
+def _summary(group: Series, target: float | None, counts: Mapping[str, Spread], *, timed: bool) -> Summary:
+    """Return a series' summary, without savings."""
     accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
     losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
-
-    def ratio(key: str) -> float | None:
-        known = key in counts and key in baseline and counts[key].mean
-        return baseline[key].mean / counts[key].mean if known else None
-
     return Summary(
         label=group.label,
         spec=group.runs[0].spec,
@@ -195,8 +260,7 @@ def _summary(
         counts=counts,
         loss=Spread.of(losses),
         accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.of(accuracies),
-        fewer_uploads=ratio("uploads"),
-        fewer_bits=ratio("bits_up"),
-        faster=ratio("seconds"),
+        fewer_uploads=None,
+        fewer_bits=None,
         timed=timed,
     )

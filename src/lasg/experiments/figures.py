@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
-from lasg.data.sources import is_own
+from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import clock, paper
 from lasg.experiments.spec import Spec, folder_name, short_name
@@ -123,8 +123,8 @@ def gradients(choice: Choice) -> list[Figure]:
 def trials(choice: Choice) -> list[Figure]:
     """Loss and test accuracy on mnist-lr, 30 trials (fig:mnist_train_seed, fig:mnist_test_seed)."""
     name, setting = choice.task or "mnist-lr", choice.setting or "heterogeneous"
-    if name.startswith("libsvm:"):
-        raise LasgError("a LIBSVM file has no test set, so there is no test accuracy to draw")
+    if name.startswith(TABLE_PREFIXES):
+        raise LasgError(f"{name} has no test set, so there is no test accuracy to draw")
     specs = [curve_spec(name, setting, algorithm, seed) for seed in choice.each(30) for algorithm in ALGORITHMS]
     return [Figure(name="trials", kind="trials", title=f"{name}, {setting}", specs=tuple(specs))]
 

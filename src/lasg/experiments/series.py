@@ -12,7 +12,10 @@ from lasg.errors import LasgError
 from lasg.experiments.spec import OWN, Spec
 from lasg.experiments.store import Run
 
-PROBLEM = ("task", "data", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam", "model")
+PROBLEM = (
+    *("task", "data", "label_column", "scale", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam"),
+    "model",
+)
 """What two runs must share for their losses to be comparable."""
 LAZINESS = {"D", "c", "window", "c_d"}
 """How lazy the workers are: of no use to an algorithm that always uploads."""

@@ -20,7 +20,7 @@ from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
 from lasg.core.server import Laziness
-from lasg.data.sources import is_own
+from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import composition
 
@@ -43,7 +43,11 @@ class Spec:
     algorithm: str
     """One of the twelve, or rule+codec+local steps such as wk2+qsgd8+H4."""
     data: str
-    """A data set's name, libsvm:PATH or images:PATH."""
+    """A data set's name, libsvm:PATH, csv:PATH or images:PATH."""
+    label_column: str | None = None
+    """csv: the column that holds the classes; absent: the one called target, label or y."""
+    scale: bool | None = None
+    """libsvm and csv: whether features are standardised and an intercept is added; absent: not."""
     seed: int = 0
     workers: int = 10
     """M."""
@@ -140,6 +144,9 @@ class Spec:
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
+        if not self.scale:
+            object.__setattr__(self, "scale", None)  # none is none, however it was written
+        self.reading.check(self.data)
         self._check_budgets()
         self._check_network()
 
@@ -194,6 +201,11 @@ class Spec:
         """Which parts of the run only the caller's program has: of problem, rule and codec."""
         parts = {"problem": self.data == OWN, "rule": self.own_rule, "codec": self.own_codec}
         return tuple(name for name, own in parts.items() if own)
+
+    @property
+    def reading(self) -> Reading:
+        """How the user's own data are read."""
+        return Reading(label_column=self.label_column, scale=bool(self.scale))
 
     @property
     def watched(self) -> tuple[int, ...]:

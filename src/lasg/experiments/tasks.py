@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lasg.data.sources import IMAGES_PREFIX, LIBSVM_PREFIX, is_own
+from lasg.data.sources import CSV_PREFIX, IMAGES_PREFIX, LIBSVM_PREFIX, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments.spec import Spec, from_dict
 
@@ -125,6 +125,7 @@ TASKS = {row.name: row for row in _ROWS}
 
 _OWN: dict[str, tuple[str, dict[str, Any]]] = {
     LIBSVM_PREFIX: ("regression on the LIBSVM file", {}),
+    CSV_PREFIX: ("regression on the CSV file", {}),
     IMAGES_PREFIX: (
         "ResNet-18 on the images in",
         {"model": "resnet18", "augment": True, "lam": 0.0, "eta": 0.05, "bits": 8},
@@ -134,7 +135,7 @@ _OWN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def task(name: str) -> Task:
-    """Return the task called `name`; libsvm:PATH and images:PATH are tasks with plain defaults."""
+    """Return the task called `name`; libsvm:PATH, csv:PATH and images:PATH are tasks with plain defaults."""
     if is_own(name):
         prefix, colon, text = name.partition(":")
         what, defaults = _OWN[prefix + colon]
@@ -143,7 +144,7 @@ def task(name: str) -> Task:
         return Task(name, f"{what} {path}", {"data": f"{prefix}:{path}", **defaults})
     if name not in TASKS:
         raise LasgError(
-            f"unknown task {name!r}.{did_you_mean(name, TASKS)} Known: {', '.join(TASKS)}; libsvm:PATH for a file, or "
-            "images:PATH for a folder or zip of images"
+            f"unknown task {name!r}.{did_you_mean(name, TASKS)} Known: {', '.join(TASKS)}; libsvm:PATH or csv:PATH for "
+            "a file, or images:PATH for a folder or zip of images"
         )
     return TASKS[name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.experiments.compare import BASELINE, Summary
 from lasg.experiments.series import LAZINESS, settings
-from lasg.experiments.words import factor, seeds_of, short
+from lasg.experiments.words import duration, factor, seeds_of, short
 
 PAYS = 1.1
 """A time so many times shorter counts as shorter: evaluations of the loss are up to 10 % apart."""
@@ -69,30 +70,62 @@ def _than(ratio: float | None, what: str) -> str:
 
 
 def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:
-    """Say for each network whether laziness pays there in time.
+    """Say for each network which algorithm is the fastest there, and whether laziness pays.
 
     A lazy algorithm is compared with its twin that always uploads, in the same encoding: what quantising saves is
     not laziness.
     """
-    said = []
-    for network, rows in timed.items():
-        gains = [(twin.counts["seconds"].mean / row.counts["seconds"].mean, row, twin) for row, twin in _twins(rows)]
-        if not gains:
-            return ["No lazy algorithm and its twin that always uploads both reached the loss."]
-        gain, row, twin = max(gains, key=lambda found: found[0])
-        if gain >= PAYS:
-            slower = ", ".join(f"{name(other)} ({less:.2f}x)" for less, other, _ in gains if less <= 1 / PAYS)
-            but = f"; slower than its twin: {slower}" if slower else ""
-            said.append(f"{network}: laziness pays, {name(row)} is {factor(gain)} as fast as {name(twin)}{but}.")
-        else:
-            fastest = f"{name(row)}, is {gain:.2f}x as fast as {name(twin)}"
-            said.append(f"{network}: laziness does not pay in time; the best lazy one, {fastest}.")
-    return said
+    if not any(_took_time(rows) for rows in timed.values()):
+        return ["Nobody reached the loss after some time on these links: there is nothing to compare."]
+    return [f"{network}: {' '.join([_fastest(rows), *_laziness(rows)])}" for network, rows in timed.items()]
+
+
+def _took_time(rows: Sequence[Summary]) -> list[Summary]:
+    """Return who got there with every seed, after some time."""
+    return [row for row in rows if row.counts and row.counts["seconds"].mean > 0]
+
+
+def _fastest(rows: Sequence[Summary]) -> str:
+    """Name the algorithm to take on a link."""
+    timed = _took_time(rows)
+    if not timed:
+        return "nobody reached the loss after some time."
+    best, baseline = min(timed, key=_seconds), baseline_of(timed)
+    gain = _seconds(baseline) / _seconds(best) if baseline else 1.0
+    if baseline and best is not baseline and gain < PAYS:
+        return f"nothing is clearly faster than {name(baseline)}, {duration(_seconds(baseline))}."
+    near = [name(row) for row in timed if row not in (best, baseline) and _seconds(row) < PAYS * _seconds(best)]
+    than = f", {factor(gain)} as fast as {name(baseline)}" if baseline and best is not baseline else ""
+    also = f" (about as fast: {', '.join(near)})" if near and best is not baseline else ""
+    return f"{name(best)} is the fastest, {duration(_seconds(best))}{than}{also}."
+
+
+def _laziness(rows: Sequence[Summary]) -> list[str]:
+    """Say whether a lazy algorithm is faster than its twin that always uploads; nothing where there is no pair."""
+    gains = [(_seconds(twin) / _seconds(row), row, twin) for row, twin in _twins(rows)]
+    if not gains:
+        return ["No lazy algorithm and its twin that always uploads both reached the loss."]
+    gain, row, twin = max(gains, key=lambda found: found[0])
+    if gain >= PAYS:
+        slower = ", ".join(f"{name(other)} ({1 / less:.2g}x as long)" for less, other, _ in gains if less <= 1 / PAYS)
+        but = f", not with {slower}" if slower else ""
+        told = row is min(rows, key=lambda one: _seconds(one) if one.counts else math.inf) and twin is baseline_of(rows)
+        how = "" if told else f", {factor(gain)} as fast as {name(twin)}"
+        return [f"Laziness pays with {name(row)}{how}{but}."]
+    if gain > 1 / PAYS:
+        return [
+            f"Laziness neither saves nor costs time: {name(row)}, its best case, takes about as long as {name(twin)}."
+        ]
+    return [f"Laziness costs time: {name(row)}, its best case, takes {1 / gain:.2g}x as long as {name(twin)}."]
+
+
+def _seconds(row: Summary) -> float:
+    return row.counts["seconds"].mean
 
 
 def _twins(rows: Sequence[Summary]) -> list[tuple[Summary, Summary]]:
     """Pair each lazy algorithm that took some time to get there with the one that differs from it in the rule alone."""
-    timed = [row for row in rows if row.counts and row.counts["seconds"].mean > 0]
+    timed = _took_time(rows)
     always = {_but_the_rule(row): row for row in reversed(timed) if row.spec.composition.rule.left is None}
     lazy = [row for row in timed if row.spec.composition.rule.left is not None]
     return [(row, always[_but_the_rule(row)]) for row in lazy if _but_the_rule(row) in always]
