@@ -34,17 +34,25 @@ def test_nothing_is_limited_before_a_whole_window_is_known() -> None:
     assert watched(WINDOW - 1, noise=1.0).reuse_limit == math.inf
 
 
-@pytest.mark.parametrize(("noise", "limit"), [(0.0, math.inf), (0.015, 34), (0.2, 3), (0.6, 1), (1.0, 1)])
+@pytest.mark.parametrize(("noise", "limit"), [(0.0, math.inf), (0.3, 24), (0.66, 6), (0.92, 1), (1.0, 1)])
 def test_the_noisier_the_contributions_the_less_often_one_is_used_again(noise: float, limit: float) -> None:
     assert watched(WINDOW, noise=noise).reuse_limit == pytest.approx(limit)
 
 
+def test_with_momentum_noise_averages_out_over_fewer_rounds_and_is_used_again_less_often() -> None:
+    guard = Guard(horizon=WINDOW / 19)
+    for k in range(WINDOW):
+        guard.close(k, 2, M, 0.66, 1.0, loss=None)
+    assert watched(WINDOW, noise=0.66).reuse_limit == 6
+    assert guard.reuse_limit == 1
+
+
 def test_laziness_is_given_up_after_a_window_in_which_no_reuse_was_allowed_and_the_reason_is_one_line() -> None:
-    guard = watched(2 * WINDOW - 2, noise=0.9)
+    guard = watched(2 * WINDOW - 2, noise=0.96)
     assert not guard.given_up
-    guard.close(99, 4, M, news=1.8, size=1.0, loss=None)
+    guard.close(99, 4, M, news=1.92, size=1.0, loss=None)
     assert "in round 99" in guard.given_up
-    assert "by 0.10 only" in guard.given_up
+    assert "by 0.04 only" in guard.given_up
     assert "\n" not in guard.given_up
 
 
@@ -66,7 +74,7 @@ def test_a_loss_that_is_noisy_but_level_or_rises_while_all_is_fresh_ends_nothing
 
 
 def test_a_guard_goes_on_from_its_state_as_if_it_had_not_been_stopped() -> None:
-    one = watched(WINDOW + 5, noise=0.9, loss=1.0)
+    one = watched(WINDOW + 5, noise=0.96, loss=1.0)
     other = Guard()
     other.restore(json.loads(json.dumps(one.state())))
     for guard in (one, other):

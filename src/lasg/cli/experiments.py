@@ -194,7 +194,7 @@ def compare(
         page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
         said.append(f"Report: {report}")
     if not json:
-        for line in (*_ended_above(runs), *standing.lines(runs), *said, f"Runs: {out_dir}/"):
+        for line in (*_ended_above(runs), *_given_up(runs), *standing.lines(runs), *said, f"Runs: {out_dir}/"):
             out.print(line, soft_wrap=True)
     if lost:
         raise _fail(
@@ -211,6 +211,15 @@ def _ended_above(runs: list[Run]) -> list[str]:
     names = ", ".join(dict.fromkeys(run.spec.algorithm for run in worse))
     what = f"{names}: the loss ended above where it began ({loss[0]:.4g}, then {loss[-1]:.4g})"
     return [f"{what}: take a smaller step, such as --set eta={spec.eta / 10:g}{_or_scale(spec)}."]
+
+
+def _given_up(runs: list[Run]) -> list[str]:
+    """Say in a line in whose runs the guard gave laziness up, and why in the first of them."""
+    ended = [run for run in runs if run.meta.get("laziness")]
+    if not ended:
+        return []
+    names = ", ".join(dict.fromkeys(run.spec.algorithm for run in ended))
+    return [f"{names}: {ended[0].meta['laziness']}. --set guard=false keeps the rule."]
 
 
 def _or_scale(spec: Spec) -> str:
@@ -311,7 +320,7 @@ def _print_run(found: Run, json: bool) -> None:
         print_json({"folder": str(found.folder), "status": found.status, "seconds": found.meta["seconds"], **last})
     else:
         out.print(show.outcome(found))
-        for line in (*_ended_above([found]), *standing.lines([found]), f"Run: {found.folder}"):
+        for line in (*_ended_above([found]), *_given_up([found]), *standing.lines([found]), f"Run: {found.folder}"):
             out.print(line, soft_wrap=True)
     if found.status == "diverged":
         raise _fail(found.meta.get("message", "the run diverged") + _or_scale(found.spec))

@@ -6,9 +6,11 @@ Three things are watched, all of them known to the server without another byte:
   the innovations of the u uploaders||^2 / ||aggregate||^2 is 0 where fresh and stale ones are the same and 2 where
   they have nothing in common: 1 - r / 2 is their agreement, -1 where they point apart. With minibatches it is the
   share of the aggregate that is gradient and not noise.
-- **Reuse.** A minibatch's noise that is used in tau rounds adds up tau times instead of sqrt(tau) times. So a
-  contribution may be used again for as long as the extra, (1 - agreement) (tau - 1), is at most `EXTRA`; older ones
-  must be uploaded. Where not even one more round is allowed, for a whole window, laziness is given up.
+- **Reuse.** Over h rounds a gradient adds up to h^2 times its squared size, fresh noise to h times, noise that is used
+  tau times to h tau times. So a contribution may be used for as long as the extra noise is at most `EXTRA` of the
+  gradient: (tau - 1) (1 - agreement) <= EXTRA h agreement; older ones must be uploaded. The horizon h is the window for
+  plain SGD. Momentum beta makes the same steps in fewer rounds: it is (1 - beta) / (1 + beta) of that. Where not
+  even one more round is allowed, for a whole window, laziness is given up.
 - **The loss**, where the engine knows it: if its mean over a window is above the lowest window's by more than chance
   and a tenth, while contributions were stale, laziness is given up.
 
@@ -25,7 +27,7 @@ from typing import Any
 WINDOW = 20
 """Rounds over which everything is averaged."""
 EXTRA = 0.5
-"""How much noise reuse may add to the aggregate, as a share of its squared norm."""
+"""How much noise reuse may add over the horizon, as a share of what the gradient adds up to."""
 CHANCE = 6.0
 """How many standard errors are chance: the lowest of many windows is compared with every later one."""
 RISE = 0.1
@@ -36,6 +38,8 @@ RISE = 0.1
 class Guard:
     """The watch over one run. Its fields are numbers, the same in every process; `given_up` says why and when."""
 
+    horizon: float = WINDOW
+    """Over how many rounds noise may average out."""
     news: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """(M / u) ||innovation||^2 of the last rounds with uploads."""
     sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -60,8 +64,10 @@ class Guard:
     @property
     def reuse_limit(self) -> float:
         """The largest staleness that a contribution may have without being due."""
-        noise = 1.0 - self.agreement
-        return 1.0 + math.floor(EXTRA / noise) if noise > 0 else math.inf
+        agreement = self.agreement
+        if agreement >= 1:
+            return math.inf
+        return 1.0 + math.floor(EXTRA * self.horizon * max(agreement, 0.0) / (1.0 - agreement))
 
     def close(self, k: int, uploads: int, workers: int, news: float, size: float, loss: float | None) -> None:
         """Take what round k showed: the uploads, the squared norms of innovation and aggregate, the mean loss."""
@@ -105,6 +111,7 @@ class Guard:
         """Take a checkpoint's state."""
         for name in ("news", "sizes", "losses"):
             setattr(self, name, deque(state[name], maxlen=WINDOW))
+        self.horizon = float(state["horizon"])
         self.lowest = (float(state["lowest"][0]), float(state["lowest"][1]))
         self.fresh_only, self.since_silence = int(state["fresh_only"]), int(state["since_silence"])
         self.given_up = str(state["given_up"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from lasg.core.arrays import Array, FloatArray, IntArray, Mask, copies, float64, sq, zeros
-from lasg.core.guard import Guard
+from lasg.core.guard import WINDOW, Guard
 from lasg.core.iterates import Iterates
 from lasg.core.rules import Record, Rule
 from lasg.errors import Diverged, LasgError
@@ -124,7 +124,8 @@ class Server:
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
-        self.guard = Guard() if laziness.guard and rule.left is not None else None
+        horizon = WINDOW * (1 - optimizer.momentum) / (1 + optimizer.momentum)
+        self.guard = Guard(horizon) if laziness.guard and rule.left is not None else None
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
         self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))

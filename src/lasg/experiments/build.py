@@ -16,7 +16,6 @@ from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
 from lasg.core.rules import Rule
-from lasg.core.server import Laziness
 from lasg.data import weights
 from lasg.data.files import path_or_none
 from lasg.data.loaders import Dataset, load
@@ -251,11 +250,10 @@ def _parts(spec: Spec, of: Problem, rule: Rule | str | None = None, codec: Codec
     rule = find_rule(chosen.rule if rule is None else rule)
     codec = find_codec(chosen.codec(spec.bits, spec.bucket) if codec is None else codec)
     needs_smoothness = rule.where == "server" and rule.estimate is None
-    laziness = {name: getattr(spec, name) for name in ("workers", "D", "c", "window", "start", "c_d")}
     return {
         "rule": rule,
         "codec": codec,
-        "laziness": Laziness(**laziness),
+        "laziness": spec.laziness,
         "local_steps": chosen.local_steps(spec.H),
         "seed": spec.seed,
         "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,

@@ -324,6 +324,7 @@ def conclude(
     # The vectors of a run that ended are of no more use; what is left says how it ended.
     told = standing.of(job.spec, job.simulation.problem)
     state = {**job.record(), "ended": ended, "message": job.message, "theory": told}
+    state["given_up"] = job.simulation.given_up
     store.write_checkpoint(folder, state)
     settled = settle(folder, job.spec, meta, state)
     if report is not None:
@@ -338,6 +339,8 @@ def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]
     meta |= {name: round(state[name], 3) for name in ("seconds", "evaluation_seconds")}
     if state["message"]:
         meta["message"] = state["message"]
+    if state.get("given_up"):
+        meta["laziness"] = state["given_up"]
     if state.get("theory"):
         meta["theory"] = state["theory"]
     if "broken" in state["trace"]:

@@ -17,7 +17,7 @@ PROBLEM = (
     "model",
 )
 """What two runs must share for their losses to be comparable."""
-LAZINESS = {"D", "c", "window", "c_d"}
+LAZINESS = {"D", "c", "window", "c_d", "rho", "guard"}
 """How lazy the workers are: of no use to an algorithm that always uploads."""
 
 

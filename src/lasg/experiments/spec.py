@@ -19,7 +19,7 @@ from lasg.core.algorithms import Algorithm
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
-from lasg.core.server import Laziness
+from lasg.core.server import PAPER_C, RHO, Laziness
 from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import composition
@@ -30,6 +30,8 @@ BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 
 OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
+HOW_LAZY = ("c", "c_d", "rho")
+"""Settings that say how lazy a run is, in one way or another."""
 NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
 """Settings that only a network has."""
 
@@ -75,8 +77,13 @@ class Spec:
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     D: int = 100
     """The largest staleness, in rounds."""
-    c: float = 0.1
-    """The weight of a move in the threshold, before division by eta^2 M^2."""
+    c: float | None = None
+    """The paper's constant, the weight of a move in the threshold before division by eta^2 M^2; absent: see rho."""
+    rho: float | None = None
+    """A bound on the aggregate's relative error, in place of c. Where neither is given: c = 0.1 on lasg's own tasks
+    with plain SGD, as in the paper; rho = 0.5 on the user's data, or with an optimizer that has a memory."""
+    guard: bool | None = None
+    """Whether laziness is given up where it hurts; absent: with rho."""
     window: int = 10
     """How many moves the threshold sums."""
     c_d: float | None = None
@@ -130,7 +137,8 @@ class Spec:
             object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
         composition.check(self.algorithm, self.own_rule, self.own_codec)
         Constant(self.eta)
-        Laziness(workers=self.workers, D=self.D, c=self.c, window=self.window, start=self.start, c_d=self.c_d)
+        self._choose_laziness()
+        self.laziness  # noqa: B018 (refuses what no server takes)
         QSGD(bits=self.bits, bucket=self.bucket)
         for name, least in (("seed", 0), ("H", 1), ("iterations", 1)):
             if getattr(self, name) < least:
@@ -149,6 +157,33 @@ class Spec:
         self.reading.check(self.data)
         self._check_budgets()
         self._check_network()
+
+    def _choose_laziness(self) -> None:
+        """Say how lazy a run is that does not say it: as the paper's on lasg's own tasks, else safely."""
+        if self.rho is not None and (self.c is not None or self.c_d is not None):
+            raise LasgError("rho and c (or c_d) both say how lazy a run is: set one of them")
+        if self.rho is not None or self.c is not None:
+            return
+        plain = self.optimizer == "sgd" or (self.optimizer == "SGD" and not self.optimizer_options.get("momentum"))
+        papers = plain and self.data != OWN and not is_own(self.data)
+        if papers or self.c_d is not None:
+            object.__setattr__(self, "c", PAPER_C)
+        else:
+            object.__setattr__(self, "rho", RHO)
+
+    @property
+    def laziness(self) -> Laziness:
+        """The constants of the rules."""
+        return Laziness(
+            workers=self.workers,
+            D=self.D,
+            c=PAPER_C if self.c is None else self.c,
+            window=self.window,
+            start=self.start,
+            c_d=self.c_d,
+            rho=self.rho,
+            guard=self.rho is not None if self.guard is None else self.guard,
+        )
 
     def _check_budgets(self) -> None:
         if not self.marks:
@@ -177,8 +212,11 @@ class Spec:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
 
     def but(self, **changes: Any) -> Spec:
-        """Return a copy with some fields changed, checked as on construction."""
-        return from_dict({**self.to_dict(), **changes})
+        """Return a copy with some fields changed, checked as on construction; rho takes the place of c, c of rho."""
+        values = self.to_dict()
+        if any(changes.get(name) is not None for name in HOW_LAZY):
+            values = {name: value for name, value in values.items() if name not in HOW_LAZY}
+        return from_dict({**values, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as TOML values; those that are None are left out."""

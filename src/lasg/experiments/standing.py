@@ -63,8 +63,12 @@ def unfit(spec: Spec) -> str:
 
 
 def settings_of(spec: Spec) -> Settings:
-    """Return what of a spec decides whether a theorem holds."""
-    return Settings(schedule=build.schedule(spec), D=spec.D, c=spec.c, window=spec.window, c_d=spec.c_d)
+    """Return what of a spec decides whether a theorem holds.
+
+    A threshold from rho is at most that of c = rho^2 / window, which stands for it here.
+    """
+    c = spec.laziness.c if spec.rho is None else spec.rho**2 / spec.window
+    return Settings(schedule=build.schedule(spec), D=spec.D, c=c, window=spec.window, c_d=spec.c_d)
 
 
 def lines(runs: Sequence[Run]) -> list[str]:

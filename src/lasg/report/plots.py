@@ -266,7 +266,7 @@ def toy(runs: Sequence[Run]) -> Figure:
     shown = series(runs)
     for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
         y = uploads_per(one.runs, 10)
-        name = f"{one.algorithm}, c = {one.runs[0].spec.c:g}"
+        name = f"{one.algorithm}, c = {one.runs[0].spec.laziness.c:g}"
         axis.plot(10 * np.arange(len(y)), y, label=name, markevery=(4 + 5 * place, 20), **line(look))
     axis.set_xlabel("iterations")
     axis.set_ylabel(f"uploads in 10 iterations (at most {10 * runs[0].spec.workers})")
