@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from itertools import zip_longest
 from typing import Annotated
 
 import typer
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _with_values(arguments: list[str]) -> list[str]:
     """Give `--network` without a name the value that means all: typer has no options whose value is optional."""
     found = []
-    for word, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for word, after in zip_longest(arguments, arguments[1:], fillvalue="-"):
         found.append(f"{word}={EVERY}" if word == "--network" and after.startswith("-") else word)
     return found
 
