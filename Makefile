@@ -11,10 +11,11 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .PHONY: install install-dev demo test check format clean
 
+# Without --no-compile pip compiles all of torch, most of which nobody imports: that took two thirds of the time.
 define install-extras
 @$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"lasg needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...") if v < (3, 11) else None'
 $(PYTHON) -m venv $(VENV)
-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 endef
 
 install: $(STAMP)

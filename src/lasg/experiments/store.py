@@ -27,7 +27,7 @@ from lasg.errors import LasgError
 from lasg.experiments import spec as specs
 from lasg.experiments.files import LOCK, replacing, sweep, told, write_atomically
 from lasg.experiments.spec import Spec
-from lasg.experiments.trace import Arrays, check, unpack_uploads
+from lasg.experiments.trace import EVALUATED, Arrays, check, unpack_uploads
 from lasg.packing import grow, plant
 
 FORMAT = 1
@@ -75,6 +75,11 @@ class Run:
     def status(self) -> str:
         """running, done or diverged."""
         return str(self.meta["status"])
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a folder is, or was to be, a stored run."""
+    return (path / META).is_file() or (path / SPEC).is_file()
 
 
 def read(folder: Path) -> Run:
@@ -168,6 +173,21 @@ def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, s
 
     with replacing(path) as part:
         save_file(arrays, part, metadata)
+
+
+def read_progress(folder: Path) -> Arrays:
+    """Read, from the checkpoint of a run under way, the evaluations so far, and nothing else: a model may be large."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / CHECKPOINT, framework="np") as file:
+            # A number stands before the path of every array.
+            there = {name.partition("/")[2]: name for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(there[f"trace/{name}"]) for name in EVALUATED if f"trace/{name}" in there}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise LasgError(f"cannot read {folder / CHECKPOINT}: {error}") from None
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:

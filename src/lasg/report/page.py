@@ -47,7 +47,7 @@ def find_runs(paths: Sequence[Path], task: str | None = None, partition: str | N
             if not path.is_dir():
                 found_here = "is not a stored run, but a file: name its folder" if path.exists() else "does not exist"
                 raise LasgError(f"{path} {found_here}")
-            folders = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+            folders = [path] if store.is_run(path) else sorted(child for child in path.iterdir() if store.is_run(child))
         except OSError as error:
             raise LasgError(f"cannot read {path}: {error.strerror or error}") from None
         if not folders:
@@ -62,10 +62,6 @@ def find_runs(paths: Sequence[Path], task: str | None = None, partition: str | N
         tasks = sorted({f"{run.spec.task} ({run.spec.partition})" for run in found.values()})
         raise LasgError(f"none of the {len(found)} runs is of that task and partition: they are of {', '.join(tasks)}")
     return runs
-
-
-def _is_run(path: Path) -> bool:
-    return (path / store.META).is_file() or (path / store.SPEC).is_file()
 
 
 def write(
