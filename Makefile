@@ -1,33 +1,49 @@
-# make demo   install, then train all twelve algorithms on embedded data (under a minute)
-# make test   install, then run the whole test suite
-# make check  install, then format check, lint, types
+# make demo         install what the commands need, then train all twelve algorithms on embedded data
+# make test         install what developers need too, then run the whole test suite
+# make check        the same install, then format check, lint, types
+# make install, install-dev   the installs alone
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two installs share one environment; the larger one holds the smaller.
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: install demo test check format clean
+.PHONY: install install-dev demo test check format clean
+
+# Without --no-compile pip compiles all of torch, most of which nobody imports: that took two thirds of the time.
+define install-extras
+@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"lasg needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...") if v < (3, 11) else None'
+$(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+endef
 
 install: $(STAMP)
 
+install-dev: $(DEV_STAMP)
+
+$(STAMP): EXTRAS := data,plot
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"lasg needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...") if v < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(install-extras)
 	@touch $@
+
+$(DEV_STAMP): EXTRAS := dev
+$(DEV_STAMP): pyproject.toml constraints.txt
+	$(install-extras)
+	@touch $(STAMP) $@
 
 demo: install
 	$(BIN)/lasg demo
 
-test: install
+test: install-dev
 	$(BIN)/python -m pytest -n auto
 
-check: install
+check: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install
+format: install-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -18,6 +18,10 @@ class Faulty(LasgError):  # noqa: N818
     """A worker's gradients were NaN or infinite for too long."""
 
 
+class Stopped(LasgError):  # noqa: N818
+    """The user stopped it; the message says how to go on."""
+
+
 class Elsewhere(LasgError):  # noqa: N818
     """Another process of the same run failed, and says why."""
 

@@ -25,6 +25,9 @@ class Done:
 
 Lasg = Callable[..., Done]
 
+LABEL = re.compile(r"\b(eqn|thm|lemma|assump|alg|fig|tab|sec):[A-Za-z]|\\(eta|theta|nabla|frac|sum)\b")
+"""How the paper's source names its parts."""
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +45,10 @@ def lasg(capsys: pytest.CaptureFixture[str]) -> Lasg:
     def call(*arguments: object) -> Done:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Done(code, *capsys.readouterr())
+        done = Done(code, *capsys.readouterr())
+        if "--json" not in arguments:
+            assert not LABEL.search(done.out + done.err), "what people read has no LaTeX labels"
+        return done
 
     return call
 

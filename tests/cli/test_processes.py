@@ -29,14 +29,20 @@ LONG = [
 ]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+CTRL_C_WHILE_THE_PARENT_SLEEPS = (
+    'parent = str(os.getppid()); sys.waker = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {parent}"], '
+    "start_new_session=True); os.kill(int(parent), signal.SIGSTOP); os.killpg(0, signal.SIGINT)"
+)
+
+
+def start(*arguments: str, **more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lasg", *arguments]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment() | more,
         start_new_session=True,
         # Where the tests themselves run in the background, SIGINT is ignored, and children inherit that.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
@@ -66,12 +72,51 @@ def test_ctrl_c_ends_a_comparison_with_one_line_and_runs_that_can_be_continued(l
             process.communicate()
     assert process.returncode == 130
     assert not out
-    assert "lasg resume" in said(Done(process.returncode, out, err))
     stopped = [folder for folder in Path("runs").iterdir() if store.read(folder).status == "running"]
     assert stopped
+    line = said(Done(process.returncode, out, err))
+    assert all(f"lasg resume {folder}" in line for folder in stopped)
     done = lasg("resume", stopped[0], "--json")
     assert done.code == 0
     assert json.loads(done.out)["status"] == "done"
+
+
+def in_every_child(code: str) -> str:
+    """Return a PYTHONPATH on which lies a module that every spawned process imports first, and that runs this code."""
+    Path("first").mkdir()
+    lines = ["import os, signal, subprocess, sys", 'if "--multiprocessing-fork" in sys.orig_argv:', f"    {code}"]
+    Path("first/sitecustomize.py").write_text("\n".join(lines))
+    return os.pathsep.join([str(Path("first").absolute()), os.environ.get("PYTHONPATH", "")])
+
+
+def test_ctrl_c_while_processes_start_ends_with_one_line_and_leaves_none() -> None:
+    # Those that are starting send it themselves, to the whole group, while the parent gets no time on a busy machine.
+    process = start(*LONG, "-j", "2", PYTHONPATH=in_every_child(CTRL_C_WHILE_THE_PARENT_SLEEPS))
+    out, err = process.communicate(timeout=60)  # until nobody has its output open any more
+    assert process.returncode == 130
+    assert not out
+    assert said(Done(process.returncode, out, err)) == "lasg: stopped before a run began"
+
+
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_processes_end_when_their_parent_is_killed(when: str) -> None:
+    code = "os.kill(os.getppid(), signal.SIGKILL)" if when == "starting" else "pass"
+    endless = [word.replace("20000", "20000000") for word in LONG]
+    process = start(*endless, "-j", "2", PYTHONPATH=in_every_child(code))
+    if when == "running":
+        wait_for_a_run(process)
+        process.kill()
+    process.communicate(timeout=60)  # until nobody has its output open any more
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["data"], ["flower"], ["theory"]])
+def test_a_command_that_wants_another_word_shows_its_help(words: list[str]) -> None:
+    done = spawn(*words)
+    assert done.code == 2
+    assert f"Usage: python -m lasg {' '.join(words)}".strip() in done.out
+    assert "Commands" in done.out
+    assert not done.err
 
 
 def test_the_entry_point_exits_with_the_code_and_prints_results_alone_on_stdout() -> None:

@@ -151,7 +151,7 @@ def marked(table: dict[str, dict[str, Node]]) -> dict[str, set[str]]:
     for label, cells in table.items():
         for column, cell in cells.items():
             found.setdefault(column, set())
-            assert ("best" in cell.classes) == ("★" in cell.text) == ("best" in cell.text)
+            assert ("best" in cell.classes) == bool(cell.all("svg")) == ("best" in cell.text)
             if "best" in cell.classes:
                 found[column].add(label)
     return found
@@ -265,6 +265,11 @@ def check_table(root: Node, runs: Sequence[Run], target: float, network: Network
             assert says(cell.own, value), (label, column, cell.own, value)
             is_best = value is not None and best is not None and math.isclose(value, best, rel_tol=1e-9)
             assert (label in found) == is_best, (label, column)
+
+
+def test_every_character_of_the_page_itself_is_one_that_any_font_has(real: Node) -> None:
+    everything = "".join(node.own for node in real.walk() if node.name not in {"script", "style"})
+    assert not {character for character in everything if ord(character) > 0xFF} - {"…"}
 
 
 def test_every_number_of_the_table_is_the_summarys_and_the_best_are_marked(runs: list[Run], real: Node) -> None:

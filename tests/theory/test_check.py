@@ -12,6 +12,7 @@ from lasg.cli.main import main
 from lasg.errors import LasgError
 from lasg.theory import check
 from lasg.theory.estimates import Claim, Estimate, highest, interval, jackknife, lowest, slope, student
+from lasg.theory.names import NAMES
 
 SMALL = check.Plan(seeds=3, reach=20, rounds=(64, 128, 256), descent_rounds=12)
 
@@ -136,7 +137,9 @@ def test_bounds_prints_what_the_theorems_allow(capsys: pytest.CaptureFixture[str
     assert [row["theorem"] for row in rows] == ["thm:nonconvex", "thm:stronglyconvex"]
     assert rows[1]["K0"] == pytest.approx(80)
     assert main(["theory", "bounds", *numbers, "--B", "5", "--p", "16", "--bits", "4"]) == 0
-    assert "thm:LAQSG" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "quantised theorem" in printed
+    assert "thm:" not in printed
 
 
 def test_check_writes_and_says_what_it_found(
@@ -146,8 +149,10 @@ def test_check_writes_and_says_what_it_found(
     monkeypatch.setattr(check, "judge", lambda plan, traces: findings)
     code = main(["theory", "check", "--quick", "--results", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert code == int(any(claim.verdict not in {"holds", "observed"} for claim in findings.claims))
-    assert "lemma:lossdescent" in printed
+    assert code == int(any(claim.verdict == "fails" for claim in findings.claims))
+    for label, name in NAMES.items():
+        assert label not in printed
+        assert (f"{name[:1].upper()}{name[1:]}\n" in printed) == (label in {claim.label for claim in findings.claims})
     assert "claims hold" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "claims.csv",
@@ -157,6 +162,16 @@ def test_check_writes_and_says_what_it_found(
         "stronglyconvex.png",
         "variance.png",
     ]
+
+
+def test_an_unclear_claim_is_said_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unclear = Claim(label="x", what="y", algorithm="sgd", found=Estimate(0.9, 0.7, 1.1), most=1.0)
+    monkeypatch.setattr(check, "jobs", lambda plan: [check.Job("descent-nonconvex", "sgd", 3, 0)])
+    monkeypatch.setattr(check, "judge", lambda plan, traces: check.Findings([unclear], []))
+    assert main(["theory", "check", "--quick"]) == 0
+    assert "unclear: the number lies where it should" in capsys.readouterr().out
 
 
 def test_check_fails_when_a_claim_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,16 +23,17 @@ from lasg.experiments.tasks import task as task_named
 from lasg.theory import advice
 from lasg.theory.advice import Column
 from lasg.theory.measures import Measures, measure, pieces
+from lasg.theory.names import name_of
 
 COLUMNS = {"safe": "theory-safe", "paper": "the task's (the paper's)", "practical": "practical"}
 NEEDED = {
     "L": ("assump:smoothness", "every theorem"),
     "L_start": ("", "the practical step"),
     "L_m": ("assump:localsmoothness", "the rule of LASG-PS"),
-    "mu": ("assump:strongconvexity", "thm:stronglyconvex"),
+    "mu": ("assump:strongconvexity", f"the {name_of('thm:stronglyconvex')}"),
     "variances": ("assump:gradientestimator", "every bound"),
     "variances_start": ("", "to compare: the same at theta^0"),
-    "B": ("assump:boundedgradient", "the bound of thm:LAQSG"),
+    "B": ("assump:boundedgradient", f"the bound of the {name_of('thm:LAQSG')}"),
     "gap": ("", "every bound: L(theta^0) - 0"),
 }
 """Which assumption gives a number, and what takes it."""
@@ -114,7 +115,7 @@ def _print_numbers(found: Measures, spec: Spec) -> None:
     for name, (assumption, who) in NEEDED.items():
         value = getattr(found, name)
         known = found.how[name] if value is not None else ""
-        table.add_row(WORDS.get(name, name), _value(name, value), known, assumption, who)
+        table.add_row(WORDS.get(name, name), _value(name, value), known, name_of(assumption), who)
     samples = ", estimated at theta^0 only: a network's L may be larger elsewhere" if spec.network else ""
     out.print(titled(f"{spec.task}, {spec.workers} workers, {found.p:,} parameters{samples}", table))
 
@@ -149,7 +150,7 @@ def _cells(one: Column) -> dict[str, str]:
         "c_d, the weight of a move": f"{settings.c:g} / eta^2" if settings.c_d is None else f"{settings.c_d:.4g}",
         "moves summed": f"{min(settings.window, settings.D)}",
         "D, the largest staleness": f"{settings.D}",
-        "theorem": stands.theorem or "none",
+        "theorem": name_of(stands.theorem or "none"),
         "within it": "yes" if stands.inside else "no",
         "bound at the end": bound,
     }

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from lasg.cli import live, options, show
-from lasg.cli.running import RUNS, both, run_all, writing
+from lasg.cli.options import RUNS
+from lasg.cli.running import both, resumable, run_all, writing
 from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import Network
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError
-from lasg.experiments import clock, pretrained, runner, standing, verdict, words
+from lasg.experiments import catalog, clock, pretrained, runner, standing, verdict, words
 from lasg.experiments import compare as comparing
 from lasg.experiments import spec as specs
 from lasg.experiments import tune as tuning
@@ -109,16 +110,51 @@ def _spec_of(what: str, algorithm: str | None, setting: str | None, seed: int | 
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a stored run.", metavar="RUN")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="The folder of a stored run; without one, those that can be continued.", metavar="[RUN]"),
+    ] = None,
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="Without RUN: the folder in which to look for runs.", file_okay=False)
+    ] = RUNS,
     data_dir: options.DataDir = None,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it had not been."""
-    with writing(csv, tensorboard) as files, live.following(1, "resume") as follow:
+    """Go on with a run that was stopped; it ends as if it had not been.
+
+    Without RUN it continues nothing: it lists the unfinished runs, with the command for each, and exits with 2.
+    """
+    if folder is None:
+        _offer(out_dir, json)
+        return
+    with (
+        writing(csv, tensorboard) as files,
+        live.following(1, "resume") as follow,
+        resumable(lambda: catalog.how_to_go_on([folder], folder.parent)),
+    ):
         found = runner.resume(folder, data_dir=data_dir, report=both(follow, files))
     _print_run(found, json)
+
+
+def _offer(out_dir: Path, json: bool) -> None:
+    """List the runs that can be continued; exit 2 if there are some, since none was named."""
+    found, skipped = catalog.find([out_dir] if out_dir.is_dir() else [])
+    for line in skipped:
+        err.print(line, soft_wrap=True)
+    unfinished = [entry for entry in found if entry.status == catalog.UNFINISHED]
+    if json:
+        print_json([{**entry.row(), "command": entry.command} for entry in unfinished])
+    elif unfinished:
+        out.print(show.runs_table(unfinished))
+        out.print("To go on with one:")
+        for entry in unfinished:
+            out.print(f"  {entry.command}", soft_wrap=True)
+    else:
+        out.print(f"Nothing to resume: no unfinished run in {out_dir}. Runs elsewhere: lasg resume --out FOLDER")
+    if unfinished:
+        raise typer.Exit(2)
 
 
 def compare(

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from lasg.cli import options
-from lasg.cli.running import RUNS, run_all
+from lasg.cli.options import RUNS
+from lasg.cli.running import run_all
 from lasg.cli.show import err, out, print_json
 from lasg.errors import LasgError
 from lasg.experiments import figures as known

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from lasg.cli import data, options
-from lasg.cli.show import new_table, out, print_json
+from lasg.cli.show import err, new_table, out, print_json, runs_table
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.network import NUMBERS, PRESETS
+from lasg.experiments import catalog
 from lasg.experiments.figures import listed as figure_names
 from lasg.experiments.tasks import TASKS
 from lasg.experiments.words import measure
 
 app = typer.Typer(
-    help="List tasks with their defaults, algorithms, figures, networks, or data sets.", no_args_is_help=True
+    help="List tasks with their defaults, algorithms, stored runs, figures, networks, or data sets.",
+    no_args_is_help=True,
 )
 
 SHOWN = ("workers", "D", "eta", "batch", "lam", "H", "bits", "iterations", "evaluate")
@@ -77,6 +81,29 @@ def algorithms(json: options.Json = False) -> None:
         table.add_row(*row.values())
     out.print(table)
     out.print("Others by composition: rule+codec+local steps, such as wk2+qsgd8:512+H4.")
+
+
+@app.command()
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders that hold runs, or runs; by default runs.", metavar="[FOLDER]..."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """List the stored runs, the newest last: how far each is, and which can be continued."""
+    found, skipped = catalog.find(folders or [path for path in [options.RUNS] if path.is_dir()])
+    for line in skipped:
+        err.print(line, soft_wrap=True)
+    if json:
+        print_json([entry.row() for entry in found])
+        return
+    if not found:
+        out.print("No runs are stored here. lasg run and lasg compare store them, in runs unless --out says otherwise.")
+        return
+    out.print(runs_table(found))
+    if any(entry.status == catalog.UNFINISHED for entry in found):
+        out.print("An unfinished run goes on with: lasg resume RUN")
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from itertools import zip_longest
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 import lasg
 from lasg.cli import advise, data, experiments, figure, flower, lists, paper, report, theory
 from lasg.cli.show import err
-from lasg.errors import Elsewhere, LasgError
+from lasg.errors import Elsewhere, LasgError, Stopped
 from lasg.experiments.clock import EVERY
 
 try:
@@ -52,7 +53,7 @@ def _root(
     """Hold the options that stand before any command."""
 
 
-STOPPED = "stopped. Runs under way can be continued: lasg resume RUN"
+STOPPED = "stopped"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = arguments if arguments is not None else sys.argv[1:]
         result = app(_with_values(given), standalone_mode=False)
     except LasgError as error:
-        return 2 if isinstance(error, Elsewhere) else _fail(str(error), 2)
+        return 2 if isinstance(error, Elsewhere) else _fail(str(error), 130 if isinstance(error, Stopped) else 2)
     except UsageProblem as error:
         # Without a message it is the help of a command that wants another word, and stands there already.
         return _fail(error.format_message(), 2) if error.format_message().strip() else 2
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _with_values(arguments: list[str]) -> list[str]:
     """Give `--network` without a name the value that means all: typer has no options whose value is optional."""
     found = []
-    for word, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for word, after in zip_longest(arguments, arguments[1:], fillvalue="-"):
         found.append(f"{word}={EVERY}" if word == "--network" and after.startswith("-") else word)
     return found
 

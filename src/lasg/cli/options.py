@@ -14,6 +14,8 @@ from lasg.errors import LasgError
 from lasg.experiments.paper import CAP
 from lasg.experiments.spec import Spec, parse_pairs, with_budget
 
+RUNS = Path("runs")
+"""Where runs are stored if nobody says otherwise."""
 TaskName = Annotated[
     str, typer.Argument(help="A task (lasg list tasks), libsvm:PATH, csv:PATH or images:PATH.", metavar="TASK")
 ]

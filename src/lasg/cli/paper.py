@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lasg.cli import options
-from lasg.cli.running import RUNS, run_all
+from lasg.cli.options import RUNS
+from lasg.cli.running import run_all
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.experiments import paper as papers

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import typer
@@ -15,13 +15,12 @@ from lasg.cli.show import err
 from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
 from lasg.data.suspicions import suspicions
-from lasg.experiments import pool, pretrained
+from lasg.errors import Stopped
+from lasg.experiments import catalog, pool, pretrained, runner
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status
 from lasg.experiments.store import Run
 from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
-
-RUNS = Path("runs")
 
 
 def run_all(
@@ -42,7 +41,8 @@ def run_all(
     With `ranks` this process is one of those that torchrun started; all but the first end here.
     """
     if ranks is not None:
-        return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, csv, tensorboard)
+        with resumable(lambda: "stopped. To go on, start the same torchrun command again"):
+            return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, csv, tensorboard)
     for name in dict.fromkeys(spec.weights for spec in listed if pretrained.missing(spec.weights, data_dir)):
         pretrain(str(name), out_dir, fresh=False, data_dir=data_dir)
     order = sorted(listed, key=lambda spec: (spec.data, repr(spec.reading), spec.partition, spec.seed))
@@ -52,9 +52,22 @@ def run_all(
         with live.following(len(once), what) as follow:
             report = both(follow, files)
             some = list(once.values())
-            done = pool.run_all(some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report)
+            folders = [runner.place(spec, out_dir) for spec in some]
+            with resumable(lambda: catalog.how_to_go_on(folders, out_dir)):
+                done = pool.run_all(
+                    some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report
+                )
     runs = dict(zip(once, done, strict=True))
     return [runs[spec.digest] for spec in listed]
+
+
+@contextmanager
+def resumable(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Say at a Ctrl-C which runs can be continued, and how."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(how_to_go_on()) from None
 
 
 def fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:

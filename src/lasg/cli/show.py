@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lasg.core.ledger import COUNTS
 from lasg.core.network import Network
+from lasg.experiments.catalog import Entry
 from lasg.experiments.compare import Summary, why_no_savings
 from lasg.experiments.store import Run
 from lasg.experiments.words import duration, factor, plus_minus, short, small
@@ -151,6 +152,18 @@ def outcome(run: Run) -> Group:
     shown = titled(f"{run.spec.algorithm} on {run.spec.task}, seed {run.spec.seed}: {run.status}", table)
     sent = run.meta.get("bytes_sent")
     return Group(shown, links(sent)) if sent and len(sent) > 1 else shown
+
+
+def runs_table(entries: Sequence[Entry]) -> Group:
+    """Return the table of stored runs, whose names are never cut."""
+    rows = []
+    for entry in entries:
+        spec, loss = entry.run.spec, "" if entry.loss is None else f"{entry.loss:.4g}"
+        iterations, uploads = ("" if value is None else f"{value:,}" for value in (entry.iterations, entry.uploads))
+        what = [str(entry.run.folder), spec.task, spec.algorithm, str(spec.seed), entry.status]
+        rows.append([*what, iterations, loss, uploads, f"{entry.when:%Y-%m-%d %H:%M}"])
+    names = ("task", "algorithm", "seed", "status", "iterations", "loss", "uploads", "when")
+    return Group(*fitting("run", names, rows))
 
 
 def links(sent: Sequence[Sequence[int]]) -> Group:

@@ -57,6 +57,22 @@ def _lock(path: Path) -> int:
         os.close(handle)  # who had it before has removed it since it was opened
 
 
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process is writing a folder now; on Windows nobody knows."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def sweep(folder: Path) -> None:
     """Remove what a killed writer left in a folder."""
     for pattern in (f".*{PART}", ".tmp*"):  # the second is safetensors' own

@@ -1,15 +1,21 @@
-"""Many runs at once, one process a core. A run's numbers do not depend on how many run beside it."""
+"""Many runs at once, one process per core. A run's numbers do not depend on how many run beside it.
+
+Each process has a pipe of its own and shares no lock with anybody: whoever is killed, at whatever moment, holds
+nothing that another one waits for.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
+import traceback
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +23,37 @@ from lasg.errors import LasgError
 from lasg.experiments.runner import run_or_read
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, Status
+from lasg.experiments.stopping import blocked, ignore, on_stop
 from lasg.experiments.store import Run
 
-LAST_WORD_SECONDS = 5.0
-"""How long the last report of a finished run is waited for."""
+STOP_SECONDS = 0.1
+"""How long a Ctrl-C may wait to be seen."""
 
-_reports: Any = None
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a call share."""
+
+    out: Path | str
+    fresh: bool
+    data_dir: Path | str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed in its process: wrong input, or the traceback of an accident."""
+
+    error: LasgError | None
+    traceback: str
+
+
+@dataclass
+class Worker:
+    """A process, our end of its pipe, and which of the specs it runs."""
+
+    process: Any
+    pipe: Connection
+    index: int | None = None
 
 
 def cores() -> int:
@@ -45,34 +76,129 @@ def run_all(
     """
     if jobs <= 1 or len(specs) == 1:
         return [run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
+    stopped: list[bool] = []
+    workers: list[Worker] = []
+    # A KeyboardInterrupt between any two instructions could leave a process that nobody knows of.
+    with on_stop(lambda: stopped.append(True)):
+        try:
+            _start(workers, min(jobs, len(specs)), Settings(out, fresh, data_dir))
+            runs = _follow(workers, specs, stopped, report)
+        finally:
+            _end(workers)
+    if stopped:
+        raise KeyboardInterrupt
+    return [runs[i] for i in range(len(specs))]
+
+
+def _start(workers: list[Worker], count: int, settings: Settings) -> None:
+    """Start processes that Ctrl-C does not reach, not even while they import: the parent alone answers it."""
     context = multiprocessing.get_context("spawn")
-    reports = context.Queue()
-    pool = ProcessPoolExecutor(min(jobs, len(specs)), context, initializer=_start, initargs=(reports,))
+    if os.name == "posix":
+        resource_tracker.ensure_running()  # the first start would do it, and unblock the signal on its way
+    with blocked(signal.SIGINT):
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, settings))
+            process.start()
+            workers.append(Worker(process, ours))
+            theirs.close()  # theirs alone is left, so that their end is seen
+
+
+def _follow(
+    workers: Sequence[Worker], specs: Sequence[Spec], stopped: Sequence[bool], report: Report | None
+) -> dict[int, Run]:
+    """Hand out the specs and pass on what the processes report, until all ran, one failed or the user stops it."""
+    waiting = deque(enumerate(specs))
+    runs: dict[int, Run] = {}
+    while len(runs) < len(specs) and not stopped:
+        for worker in workers:
+            if worker.index is None and waiting:
+                worker.index, spec = waiting.popleft()
+                _send(worker, spec)
+        busy = {worker.pipe: worker for worker in workers if worker.index is not None}
+        for pipe in connection.wait(list(busy), STOP_SECONDS):
+            worker = busy[pipe]  # type: ignore[index]
+            message = _receive(worker)
+            if isinstance(message, Run):
+                assert worker.index is not None
+                runs[worker.index], worker.index = message, None
+            elif report is not None:
+                report(message)
+    return runs
+
+
+def _send(worker: Worker, spec: Spec) -> None:
     try:
-        futures = [pool.submit(_one, spec, out, fresh, data_dir) for spec in specs]
-        _follow(futures, reports, report)
-        return [future.result() for future in futures]
-    except BrokenProcessPool:
-        message = "a process was killed, perhaps for want of memory: take fewer --jobs; run again to go on"
-        raise LasgError(message) from None
-    except BaseException:
-        # Ctrl-C or one failed run: let the others go, their checkpoints stay.
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        reports.close()
+        worker.pipe.send(spec)
+    except OSError:
+        raise _death(worker) from None
 
 
-def _start(reports: Any) -> None:
-    global _reports  # noqa: PLW0603
-    _reports = reports
-    # Ctrl-C reaches every process of the terminal; the parent alone answers it, in one line.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A process that ends must not wait for a parent that no longer listens.
-    reports.cancel_join_thread()
+def _receive(worker: Worker) -> Status | Run:
+    """Return the next message of a process; raise what it failed with, or that it ended."""
+    try:
+        message = worker.pipe.recv()
+    except (EOFError, OSError):
+        raise _death(worker) from None
+    if isinstance(message, Failure):
+        raise message.error or RuntimeError(f"a run failed in its process:\n{message.traceback}")
+    assert isinstance(message, Status | Run)
+    return message
+
+
+def _death(worker: Worker) -> LasgError:
+    worker.process.join()
+    code = worker.process.exitcode
+    if code < 0:
+        return LasgError(
+            f"a process was killed (signal {-code}), perhaps for want of memory: take fewer --jobs; run again to go on"
+        )
+    return LasgError(
+        f"a process ended with exit code {code} before its run did: what it printed says why. In a script, call this "
+        'from under `if __name__ == "__main__":`'
+    )
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    """End the processes at once: those that ran something have their checkpoints, the others nothing to lose."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
+
+
+# -- in the processes ------------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection, settings: Settings) -> None:
+    """Run the specs that come until none comes any more."""
+    ignore(signal.SIGINT)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        while True:
+            pipe.send(_run(pipe.recv(), pipe, settings))
+    except (EOFError, OSError):  # nobody listens any more
+        os._exit(1)
+
+
+def _run(spec: Spec, pipe: Connection, settings: Settings) -> Run | Failure:
+    try:
+        return run_or_read(spec, settings.out, fresh=settings.fresh, data_dir=settings.data_dir, report=_reporter(pipe))
+    except LasgError as error:
+        return Failure(error, "")
+    except Exception:
+        return Failure(None, traceback.format_exc())
+
+
+def _reporter(pipe: Connection) -> Report:
+    def report(status: Status) -> None:
+        try:
+            pipe.send(status)
+        except OSError:
+            os._exit(1)
+
+    return report
 
 
 def _end_with_parent() -> None:
@@ -81,28 +207,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _one(spec: Spec, out: Path | str, fresh: bool, data_dir: Path | str | None) -> Run:
-    return run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=_reports.put)
-
-
-def _follow(futures: Sequence[Future[Run]], reports: Any, report: Report | None) -> None:
-    """Pass on what the processes report until all are done or one failed."""
-    pending = set(futures)
-    ended = 0
-    while pending or ended < len(futures):
-        done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED) if pending else (set(), pending)
-        for future in done:
-            future.result()
-        # The last word of a run may arrive a moment after its result: it is waited for.
-        timeout = 0.0 if pending else LAST_WORD_SECONDS
-        try:
-            while ended < len(futures):
-                status: Status = reports.get(timeout=timeout) if timeout else reports.get_nowait()
-                ended += status.share >= 1
-                if report is not None:
-                    report(status)
-        except queue.Empty:
-            if not pending:
-                return

@@ -49,7 +49,9 @@ def missing(name: str | None, data_dir: Path | None) -> bool:
 def install(run: Run, name: str) -> Path:
     """Keep a run's model as the weights of that name; return where."""
     if run.status != "done":
-        raise LasgError(f"the pretraining in {run.folder} {run.status}: {run.meta.get('message', 'resume it')}")
+        raise LasgError(
+            f"the pretraining in {run.folder} {run.status}: {run.meta.get('message', f'lasg resume {run.folder}')}"
+        )
     target = weights.made_folder() / f"{name}.safetensors"
     with replacing(target) as part:
         shutil.copyfile(run.folder / MODEL, part)

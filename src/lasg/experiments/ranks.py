@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from lasg.experiments.files import locked, sweep, write_atomically
 from lasg.experiments.runner import STOP, Job
 from lasg.experiments.spec import Spec
 from lasg.experiments.status import Report, of_stored
+from lasg.experiments.stopping import on_stop
 from lasg.experiments.store import Run
 from lasg.experiments.trace import Trace
 from lasg.packing import packed, unpacked
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from lasg.engines.links import Links
 
 MANIFEST = "checkpoint.json"
-CONTROL_C = (signal.SIGINT, signal.SIGTERM)
 
 
 class Parts:
@@ -232,7 +231,8 @@ def _finish(job: Job, engine: Distributed, parts: Parts, meta: dict[str, Any], r
         shared = {"rounds": engine.shared(), "record": record} if links.rank == 0 else {}
         parts.write(engine.ledger.rounds, engine.own(), shared)
 
-    with _stopping(engine):
+    # At whichever rank it comes, all stop after the round, with a checkpoint; a second Ctrl-C does not wait for one.
+    with on_stop(lambda: setattr(engine, "wish", STOP)):
         ended = job.advance(report, checkpoint)
     model = engine.export()
     sent = [np.frombuffer(data, np.int64).tolist() for data in links.gather(engine.links.sent.tobytes(), "bytes")]
@@ -242,20 +242,3 @@ def _finish(job: Job, engine: Distributed, parts: Parts, meta: dict[str, Any], r
     links.gather(b"", "the end")  # the parts are of use until rank 0 has stored the run
     parts.remove()
     return run
-
-
-@contextmanager
-def _stopping(engine: Distributed) -> Iterator[None]:
-    """Let Ctrl-C, at whichever rank, stop all of them after the round, with a checkpoint."""
-
-    def stop(*_: Any) -> None:
-        engine.wish = STOP
-        # A second one ends it at once, without a checkpoint.
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-
-    before = {number: signal.signal(number, stop) for number in CONTROL_C}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

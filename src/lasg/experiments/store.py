@@ -128,7 +128,7 @@ def runs(*folders: Path | str, task: str | None = None, partition: str | None = 
             if not path.is_dir():
                 found_here = "is not a stored run, but a file: name its folder" if path.exists() else "does not exist"
                 raise LasgError(f"{path} {found_here}")
-            inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+            inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         except OSError as error:
             raise LasgError(f"cannot read {path}: {error.strerror or error}") from None
         if not inside:
@@ -143,7 +143,8 @@ def runs(*folders: Path | str, task: str | None = None, partition: str | None = 
     return chosen
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Tell whether a folder is, or was to be, a stored run."""
     return (path / META).is_file() or (path / SPEC).is_file()
 
 
@@ -239,6 +240,21 @@ def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, s
 
     with replacing(path) as part:
         save_file(arrays, part, metadata)
+
+
+def read_progress(folder: Path) -> Arrays:
+    """Read, from the checkpoint of a run under way, the evaluations so far, and nothing else: a model may be large."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / CHECKPOINT, framework="np") as file:
+            # A number stands before the path of every array.
+            there = {name.partition("/")[2]: name for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(there[f"trace/{name}"]) for name in EVALUATED if f"trace/{name}" in there}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise LasgError(f"cannot read {folder / CHECKPOINT}: {error}") from None
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:

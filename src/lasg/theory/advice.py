@@ -12,6 +12,7 @@ from lasg.core.optimizers import Constant
 from lasg.theory.bounds import Nonconvex, Quantised, StronglyConvex
 from lasg.theory.constants import quantiser_variance
 from lasg.theory.measures import Measures
+from lasg.theory.names import name_of
 from lasg.theory.standing import COVERED, Settings, Standing, judge
 
 Name = Literal["safe", "paper", "practical"]
@@ -154,15 +155,16 @@ def _price_of_freedom(standing: Standing) -> str:
     if standing.theorem is None:
         return f"no promise: {standing.reason}"
     if standing.inside:
-        return f"nothing: {standing.theorem} holds"
+        return f"nothing: the {name_of(standing.theorem)} holds"
     return f"no promise: {beyond(standing)}"
 
 
 def beyond(standing: Standing) -> str:
     """Say how many times the step and c_d are what the theorem allows."""
+    assert standing.theorem is not None
     named = zip(("step", "c_d"), standing.excess, strict=True)
     parts = [f"the {name} is {number(times)} times" for name, times in named if times > 1]
-    return f"{' and '.join(parts)} what {standing.theorem} allows"
+    return f"{' and '.join(parts)} what the {name_of(standing.theorem)} allows"
 
 
 def number(value: float) -> str:

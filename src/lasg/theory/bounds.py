@@ -14,6 +14,7 @@ from typing import ClassVar
 from lasg.core.optimizers import Constant, Decreasing
 from lasg.errors import LasgError
 from lasg.theory.constants import PLAIN, QUANTISED, STALE, Factors, Setting, effective_variance
+from lasg.theory.names import name_of
 
 ASSUMPTIONS: Mapping[str, tuple[str, ...]] = {
     "assump:smoothness": ("L",),
@@ -77,7 +78,8 @@ class Theorem:
         for assumption in self.needs:
             missing = [name for name in ASSUMPTIONS[assumption] if getattr(self.known, name) is None]
             if missing:
-                raise LasgError(f"{self.label} needs {', '.join(missing)}: {assumption} gives it")
+                what = f"the {name_of(self.label)} needs {', '.join(missing)}"
+                raise LasgError(f"{what}: the assumption '{name_of(assumption)}' gives it")
 
     @property
     def noise(self) -> float:
@@ -130,7 +132,8 @@ class Nonconvex(Theorem):
     def bound(self, K: int, eta: float) -> float:
         """On the mean of E||grad L(theta^k)||^2 over k < K: 2 gap / (K eta) + 2 growth L eta noise."""
         if not 0 < eta <= self.largest_step * (1 + 1e-12):
-            raise LasgError(f"{self.label} promises nothing at eta = {eta:g}: take 0 < eta <= {self.largest_step:g}")
+            what = f"the {name_of(self.label)} promises nothing at eta = {eta:g}"
+            raise LasgError(f"{what}: take 0 < eta <= {self.largest_step:g}")
         return 2 * self.known.gap / (K * eta) + 2 * self.growth * self.known.L * eta * self.noise
 
 
