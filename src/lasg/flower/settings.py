@@ -24,8 +24,8 @@ class Settings:
     keys: str = ""
     """Or their names, with commas: a node says its own as `worker` in its node config."""
     rounds: int = 100
-    rule: str = "wk2"
-    codec: str = "dense"
+    rule: str = "always"
+    codec: str = "qsgd8:512"
     eta: float = 0.05
     local_steps: int = 1
     c: float = 0.1
