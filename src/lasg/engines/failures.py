@@ -37,8 +37,8 @@ class Failures:
         return min(LONGEST_PAUSE, 2.0 ** max(0, self.times.get(node, 0) - 1))
 
     def said(self, names: Mapping[int, str]) -> str:
-        """Return what the nodes that fail said, each thing once, with who said it first."""
+        """Return what the nodes that fail said, each thing once, with who said it first if they have names."""
         first: dict[str, str] = {}
         for node in sorted(self.reasons, key=lambda node: names.get(node, "")):
-            first.setdefault(self.reasons[node], names.get(node, f"node {node}"))
-        return "; ".join(f"{who}: {reason}" for reason, who in list(first.items())[:3])
+            first.setdefault(self.reasons[node], f"{names[node]}: " if node in names else "")
+        return "; ".join(f"{who}{reason}" for reason, who in list(first.items())[:3])

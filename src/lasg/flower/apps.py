@@ -102,7 +102,7 @@ def _failure(context: Context, error: Exception) -> Parcel:
     reason = first_line(cause) if isinstance(cause, LasgError) else f"{type(cause).__name__}: {first_line(cause)}"
     before = context.state.get(FAILURE)
     if not isinstance(before, ConfigRecord) or before["reason"] != reason:
-        log(ERROR, "lasg: this node failed: %s", reason, exc_info=error)
+        log(ERROR, "lasg: this node failed: %s", reason, exc_info=cause)
     context.state[FAILURE] = ConfigRecord({"reason": reason})
     return Parcel({"kind": FAILED, "reason": reason}, {})
 
@@ -149,7 +149,10 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        train(grid, Settings.of(context.run_config), make_model(context), measure, smoothness)
+        try:
+            train(grid, Settings.of(context.run_config), make_model(context), measure, smoothness)
+        except LasgError as error:
+            raise error.with_traceback(None) from None  # its line says it all, and Flower prints where it came from
 
     return app
 
@@ -244,6 +247,7 @@ def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
 def _report(found: Refused | Failed) -> None:
     who = f"worker {found.key}" if found.key else "a node"
     if isinstance(found, Failed):
-        log(WARNING, "lasg: round %d: %s failed, %d times in a row: %s", found.round, who, found.times, found.reason)
+        again = f", {found.times} times in a row" if found.times > 1 else ""
+        log(WARNING, "lasg: round %d: %s failed%s: %s", found.round, who, again, found.reason)
     else:
         log(WARNING, "lasg: round %d: %s (node %d) is refused: %s", found.round, who, found.node, found.reason)
