@@ -41,9 +41,9 @@ def made(kind: str, p: int, rank: int) -> Callable[[], None]:
         rule = lasg.Rule(
             name="one", left=lambda now, last: (now.grad[:, :1] * 0).sum(-1) + (1.0 if rank == 0 else -1.0)
         )
-        opt = lasg.LazyOptimizer(optimizer, rule, c=0.0, D=10**9)
+        opt = lasg.LazyOptimizer(optimizer, rule, "dense", c=0.0, D=10**9)
     elif kind == "nobody uploads":
-        opt = lasg.LazyOptimizer(optimizer, "wk2", c=float("inf"), D=10**9)
+        opt = lasg.LazyOptimizer(optimizer, "wk2", "dense", c=float("inf"), D=10**9)
     else:
         opt = lasg.LazyOptimizer(optimizer, "always", "qsgd8:512" if "bits" in kind else "dense")
     return lambda: _step(opt, parameter, direction)

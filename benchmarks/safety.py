@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 LAZY: dict[str, dict[str, Any]] = {
     "default": {},
     "lazy": {"rule": "wk2"},
-    "paper": {"rule": "wk2", "codec": "dense", "c": 0.1, "guard": False},
+    "paper": {"rule": "wk2", "codec": "dense", "c": 0.1},
 }
 """The options of LazyOptimizer behind each method; `paper` is the paper's constant, made for convex problems."""
 METHODS = ("ddp", *LAZY)

@@ -39,7 +39,7 @@ from slow_link import ip
 from lasg.data.loaders import load
 from lasg.errors import LasgError
 from lasg.experiments.paper import to_csv
-from lasg.flower.apps import Trace
+from lasg.flower.storage import Trace
 from lasg.flower.trial import Deployment, Host
 
 NODES, BATCH, D = 4, 32, 50

@@ -166,9 +166,10 @@ def test_the_papers_constant_is_a_bound_of_one_on_the_relative_error() -> None:
 
 
 def test_real_workers_are_as_lazy_as_rho_says_unless_the_papers_constant_is_asked_for() -> None:
-    assert laziness_of(3, rho=None, c=None) == Laziness(workers=3, rho=RHO)
-    assert laziness_of(3, rho=0.2, c=None, guard=True) == Laziness(workers=3, rho=0.2, guard=True)
+    assert laziness_of(3, rho=None, c=None) == Laziness(workers=3, rho=RHO, guard=True)
+    assert laziness_of(3, rho=0.2, c=None, guard=False) == Laziness(workers=3, rho=0.2)
     assert laziness_of(3, rho=None, c=0.1) == Laziness(workers=3, c=0.1)
+    assert laziness_of(3, rho=None, c=0.1, guard=True) == Laziness(workers=3, c=0.1, guard=True)
     with pytest.raises(LasgError, match="both say how lazy"):
         laziness_of(3, rho=0.2, c=0.1)
     with pytest.raises(LasgError, match="rho must be"):

@@ -177,7 +177,7 @@ def test_ranks_that_were_started_otherwise_are_refused_with_what_differs() -> No
     for codec, constants, weights, shapes in on_ranks(2, otherwise):
         assert "rank 1 was started otherwise" in codec
         assert "QSGD(bits=8" in codec
-        assert "[None, None, True, 11, 10, 0, 10]" in constants
+        assert "[None, None, None, 11, 10, 0, 10]" in constants
         assert "sum to 1" in weights
         assert "shapes" in shapes
 
@@ -584,7 +584,7 @@ def noisy(options: dict[str, Any]) -> tuple[float, int, list[str]]:
 
 
 def harms() -> list[tuple[float, int, list[str]]]:
-    paper: dict[str, Any] = {"rule": "wk2", "codec": "dense", "c": 0.1, "guard": False}
+    paper: dict[str, Any] = {"rule": "wk2", "codec": "dense", "c": 0.1}
     return [noisy(options) for options in ({"codec": "dense"}, {}, {"rule": "wk2"}, paper)]
 
 

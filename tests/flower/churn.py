@@ -27,7 +27,7 @@ import torch
 from lasg.core import codecs
 from lasg.core.ledger import COUNTS
 from lasg.experiments.paper import to_csv
-from lasg.flower import apps, new
+from lasg.flower import new, storage
 from lasg.flower.trial import Deployment
 from lasg.packing import unpacked
 
@@ -116,7 +116,16 @@ class Federation:
             + "\nfrom lasg.flower.records import _array\n"
         )
         self.deployed = Deployment(folder, nodes, folder / "lazy")
-        self.config = {"D": D, "eta": ETA, "codec": CODEC, "deadline": 30.0, "wait": 120.0, "rounds": 100_000, **config}
+        self.config = {
+            "rule": "wk2",
+            "D": D,
+            "eta": ETA,
+            "codec": CODEC,
+            "deadline": 30.0,
+            "wait": 120.0,
+            "rounds": 100_000,
+            **config,
+        }
         self.run = ""
         self.process: dict[str, str] = {}
         self.began = time.monotonic()
@@ -165,7 +174,7 @@ class Federation:
     @property
     def rounds(self) -> int:
         """How many rounds are done."""
-        return len(apps.Trace(self.out / "trace.csv").lines())
+        return len(storage.Trace(self.out / "trace.csv").lines())
 
     def until(self, rounds: int, seconds: float = 300) -> None:
         """Wait until so many rounds are done."""
@@ -213,8 +222,8 @@ def kept(folder: Path) -> list[Kept]:
 
 def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
     """Compute the run again from what was kept; return what was found, after everything was compared."""
-    state = unpacked((folder / "out" / apps.CHECKPOINT).read_bytes(), "the checkpoint")
-    lines = apps.Trace(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
+    state = unpacked((folder / "out" / storage.CHECKPOINT).read_bytes(), "the checkpoint")
+    lines = storage.Trace(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
     assert [int(line["round"]) for line in lines] == list(range(1, int(state["server"]["k"]) + 1))
     answers = kept(folder)
     codec, theta = codecs.parse(CODEC), start(folder)

@@ -23,7 +23,14 @@ from tests.flower import churn
 from tests.flower.test_new import app, trained  # noqa: F401
 
 NODES, ROUNDS = 3, 2
-CONFIG: dict[str, Any] = {"rounds": ROUNDS, "local_steps": 5, "codec": "qsgd8:512", "wait": 120.0, "deadline": 60.0}
+CONFIG: dict[str, Any] = {
+    "rounds": ROUNDS,
+    "local_steps": 5,
+    "rule": "wk2",
+    "codec": "qsgd8:512",
+    "wait": 120.0,
+    "deadline": 60.0,
+}
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_malformed_answers_stop_nothing_and_change_nothing(name: str, monkeypatc
     for case in range(CASES // 3):
         run: Federated = federated(name)
         run.strikes_allowed = 10**9
-        run.norm_bound = 1e6
+        run.checker.norm_bound = 1e6
         run.gather(10)
         run.step()
         grid: Any = run.carrier.grid  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 from lasg.cli.main import main
 from lasg.errors import LasgError
-from lasg.flower import apps
+from lasg.flower import storage
 from tests.flower.grid import RUN, SUPERLINK, Inline
 
 
@@ -54,7 +54,7 @@ def lines(out: Path) -> list[dict[str, str]]:
 
 
 def test_the_new_app_trains_lazily_and_stores_model_trace_and_checkpoint(app: Path, tmp_path: Path) -> None:
-    out = trained(app, tmp_path)
+    out = trained(app, tmp_path, rule="wk2")
     found = lines(out)
     assert [int(row["round"]) for row in found] == list(range(1, 13))
     assert float(found[-1]["loss"]) < 0.5 * float(found[0]["loss"])
@@ -66,7 +66,7 @@ def test_the_new_app_trains_lazily_and_stores_model_trace_and_checkpoint(app: Pa
 @pytest.mark.parametrize("rule", ["wk2", "pse"])
 def test_a_server_that_was_killed_goes_on_and_counts_nothing_twice(app: Path, tmp_path: Path, rule: str) -> None:
     out = trained(app, tmp_path, rule=rule, rounds=7)
-    (out / apps.CHECKPOINT).unlink()  # killed between moving the old checkpoint away and writing the new one
+    (out / storage.CHECKPOINT).unlink()  # killed between moving the old checkpoint away and writing the new one
     before = lines(out)
     with (out / "trace.csv").open("a") as file:
         file.write("8,1")  # and while it wrote the line of the round after

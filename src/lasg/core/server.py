@@ -81,13 +81,18 @@ class Laziness:
             raise LasgError("rho and c_d both say how lazy: set one of them")
 
 
-def laziness_of(workers: int, *, rho: float | None, c: float | None, **options: Any) -> Laziness:
-    """Return how lazy real workers are: by a bound rho, `RHO` unless one is given, or by the paper's constant c."""
+def laziness_of(
+    workers: int, *, rho: float | None, c: float | None, guard: bool | None = None, **options: Any
+) -> Laziness:
+    """Return how lazy real workers are: by a bound rho, `RHO` unless one is given, or by the paper's constant c.
+
+    What is bounded by rho is guarded, too, and what has the paper's constant is not, unless `guard` says otherwise.
+    """
     if rho is not None and c is not None:
         raise LasgError(f"rho = {rho} and c = {c} both say how lazy: set one of them")
     if c is not None:
-        return Laziness(workers=workers, c=c, **options)
-    return Laziness(workers=workers, rho=RHO if rho is None else rho, **options)
+        return Laziness(workers=workers, c=c, guard=bool(guard), **options)
+    return Laziness(workers=workers, rho=RHO if rho is None else rho, guard=guard in (None, True), **options)
 
 
 class Opened(NamedTuple):

@@ -1,7 +1,8 @@
 """Rounds of a server and of nodes that come and go. An answer that never comes is a worker that stayed silent.
 
 The server believes a node only what it says of the round that is open, and checks every array before it uses it. What
-is refused changes nothing, and counts as silence. Each worker's last contribution is kept here: an upload replaces it.
+is refused changes nothing, and counts as silence. Each worker's last contribution is kept here: an upload replaces it,
+and so it does with the buffers that came with it. A worker that is silent has those of its last upload.
 """
 
 from __future__ import annotations
@@ -11,28 +12,32 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, checksum, copies, host, norms, zeros
+from lasg.core.arrays import Array, FloatArray, IntArray, checksum, copies, host, zeros
 from lasg.core.codecs import Codec, Dense
 from lasg.core.optimizers import Optimizer
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness, Opened
 from lasg.core.workers import Reply
+from lasg.engines.answers import Answer, Checker, Unfit, failure, whole
+from lasg.engines.failures import FAILURES, Failures
 from lasg.engines.nodes import Parcel, folded, settings
 from lasg.engines.relay import SUM, Held, Relay, aggregate, length, sums
 from lasg.engines.rounds import Rounds
 from lasg.errors import LasgError
+
+if TYPE_CHECKING:
+    from lasg.problems.buffers import Buffers
 
 DEADLINE = 60.0
 """Seconds that a round waits for answers."""
 STRIKES = 3
 """Refused answers after which a node is excluded."""
 Away = Literal["keep", "drop", "stop"]
-KINDS = ("upload", "silent", "broken", "lost", "stale")
 
 
 class Carrier(Protocol):
@@ -52,7 +57,10 @@ class Carrier(Protocol):
         ...
 
     def pull(self, names: Sequence[str]) -> Iterable[tuple[str, Parcel | None]]:
-        """Return the answers that have come, each once; None is a node that failed."""
+        """Return the answers that have come, each once; None is one that was lost on its way.
+
+        A node whose own code raised an error answers with a parcel of kind `FAILED` that says so.
+        """
         ...
 
 
@@ -65,17 +73,15 @@ class Refused(NamedTuple):
     reason: str
 
 
-class _Unfit(Exception):  # noqa: N818
-    """Why an answer is refused."""
+class Failed(NamedTuple):
+    """A node whose own code raised an error: to the round it is silent."""
 
-
-class _Answer(NamedTuple):
-    kind: str
-    evaluations: int
-    left: float
-    estimate: float
-    message: bytes
-    decoded: Array | None
+    round: int
+    node: int
+    key: str
+    reason: str
+    times: int
+    """In a row. Reported at 1, 2, 4, 8 ..., so that a node that fails for ever fills no log."""
 
 
 class _Told(NamedTuple):
@@ -84,6 +90,7 @@ class _Told(NamedTuple):
     at: int
     has: dict[int, int]
     whole: bool
+    """Whether it was told everything that one without any memory needs."""
 
 
 class Federated(Rounds):
@@ -107,7 +114,8 @@ class Federated(Rounds):
         strikes: int = STRIKES,
         relay: bool = True,
         measure: Callable[[Array], tuple[float, float | None]] | None = None,
-        report: Callable[[Refused], None] | None = None,
+        buffers: Buffers | None = None,
+        report: Callable[[Refused | Failed], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         **options: Any,
@@ -116,7 +124,8 @@ class Federated(Rounds):
 
         A worker that has not answered for `away_after` rounds (D by default) is `away`: its contribution is kept or
         dropped, or the run stops. With `relay` a node that has an older model is told what changed it, where that is
-        shorter than the model; nodes then see the quantised contributions of the others.
+        shorter than the model; nodes then see the quantised contributions of the others. `buffers` has a place for
+        every worker's buffers, which are kept there as they come.
         """
         if len(set(keys)) != len(keys) or len(keys) != laziness.workers:
             raise LasgError(
@@ -140,8 +149,10 @@ class Federated(Rounds):
         self.carrier, self.keys, self.codec = carrier, list(keys), codec
         self.deadline, self.away, self.strikes_allowed = deadline, away, strikes
         self.away_after = laziness.D if away_after is None else away_after
-        self.norm_bound, self.report, self.clock, self.sleep = norm_bound, report, clock, sleep
-        self.settings = settings(rule, codec, laziness.D, local_steps, seed, theta)
+        self.report, self.clock, self.sleep = report, clock, sleep
+        self.buffers = buffers
+        self.checker = Checker(codec, theta, local_steps=local_steps, norm_bound=norm_bound, buffers=buffers)
+        self.settings = settings(rule, codec, laziness.D, local_steps, seed, theta, buffers)
         self.run = uuid.uuid4().hex
         self.life = uuid.uuid4().hex
         """This server, as long as it lives: after a restart rounds may come again that nodes have seen."""
@@ -159,11 +170,14 @@ class Federated(Rounds):
         self.node: dict[int, int] = {}
         """Which node is which worker."""
         self.strikes: dict[int, int] = {}
+        self.failures = Failures()
         self.known: dict[int, _Told] = {}
         self.spare: dict[int, int] = {}
         """Bytes that each node has saved, or would have if it held all messages: some steps may cost as much."""
         self._greeted: dict[str, int] = {}
         self._seen: set[int] = set()
+        self._greet_at: dict[int, float] = {}
+        """When a node is greeted again whose greeting failed."""
         self._sums = sums(codec, theta)
         self._messaged: set[int] = set()
         self._checksum = 0
@@ -181,11 +195,22 @@ class Federated(Rounds):
             missing = [key for key, samples in zip(self.keys, self.samples, strict=True) if not samples]
             if self.node and not missing:
                 return
+            there = set(self.carrier.nodes())
+            if len(there) >= len(self.keys) and self.failures.for_good(there - set(self.node.values())):
+                self._give_up()
             if self.clock() > end:
-                reasons = "".join(f"; {one.reason}" for one in self.refused[-3:])
+                reasons = [one.reason for one in self.refused[-3:]] + [self.failures.said({})]
                 who = ", ".join(missing or self.keys)
-                raise LasgError(f"no node came for worker {who} in {seconds:g} s{reasons}")
+                raise LasgError("; ".join(filter(None, [f"no node came for worker {who} in {seconds:g} s", *reasons])))
             self.sleep(self.carrier.pause)
+
+    def _give_up(self) -> NoReturn:
+        """End a run that nobody can do: say what the nodes say."""
+        names = {node: f"worker {self.keys[m]}" for m, node in self.node.items()}
+        raise LasgError(
+            f"every node failed {FAILURES} times in a row, so the run ends: {self.failures.said(names)}. "
+            "Look at the model and the data; resume=true goes on from the last checkpoint, if there is one"
+        )
 
     def _meet(self) -> list[int]:
         """Greet nodes that are new, forget those that left; return the workers that have come."""
@@ -195,6 +220,8 @@ class Federated(Rounds):
             self.known.pop(m, None)
         self._seen &= there
         for node in sorted(there - self._seen):
+            if self.clock() < self._greet_at.get(node, -math.inf):
+                continue
             self._seen.add(node)
             if self.strikes.get(node, 0) >= self.strikes_allowed:
                 continue
@@ -202,33 +229,47 @@ class Federated(Rounds):
         come = []
         for name, parcel in self.carrier.pull(list(self._greeted)):
             node = self._greeted.pop(name)
-            if parcel is None:
-                self._seen.discard(node)  # it is greeted again
+            if self._failed(node, "", parcel):
+                self._seen.discard(node)
+                self._greet_at[node] = self.clock() + self.failures.pause(node)
                 continue
+            assert parcel is not None
             self.bytes_up += parcel.size
+            self.failures.clear(node)
             try:
                 come.append(self._met(node, parcel, there))
-            except _Unfit as error:
+            except Unfit as error:
                 self._refuse(node, "", str(error))
         return come
 
     def _met(self, node: int, parcel: Parcel, there: set[int]) -> int:
         """Take a node as the worker whose key it says."""
         key, samples, differs = (parcel.head.get(name) for name in ("key", "samples", "differs"))
-        if parcel.head.get("kind") != "here" or not isinstance(key, str) or not _whole(samples) or samples < 1:
-            raise _Unfit("it did not say who it is")
+        if parcel.head.get("kind") != "here" or not isinstance(key, str) or not whole(samples) or samples < 1:
+            raise Unfit("it did not say who it is")
         if key not in self.keys:
-            raise _Unfit(f"nobody knows its key {key[:80]!r}")
+            raise Unfit(f"nobody knows its key {key[:80]!r}")
         if differs:
-            raise _Unfit(f"{key} was set up otherwise: {str(differs)[:500]}")
+            raise Unfit(f"{key} was set up otherwise: {str(differs)[:500]}")
         m = self.keys.index(key)
         if self.node.get(m, node) != node and self.node[m] in there:
-            raise _Unfit(f"another node is {key}")
+            raise Unfit(f"another node is {key}")
         if self.samples[m] and self.samples[m] != samples:
-            raise _Unfit(f"{key} had {self.samples[m]} samples, and now has {samples}")
+            raise Unfit(f"{key} had {self.samples[m]} samples, and now has {samples}")
         self.node[m], self.samples[m] = node, samples
         self.known.pop(m, None)
         return m
+
+    def _failed(self, node: int, key: str, parcel: Parcel | None) -> bool:
+        """Tell whether an answer is none: it was lost, or the node says that it failed, which is then reported."""
+        reason = None if parcel is None else failure(parcel)
+        if parcel is None or reason is None:
+            return parcel is None
+        self.bytes_up += parcel.size
+        times = self.failures.note(node, reason)
+        if self.report is not None and times & (times - 1) == 0:
+            self.report(Failed(self.server.k, node, key, reason, times))
+        return True
 
     # -- a round ----------------------------------------------------------------------------------------------
 
@@ -236,14 +277,15 @@ class Federated(Rounds):
         """Ask the nodes, and take what they answer until all have or the deadline is over."""
         dropped = self._leave()
         wanted = set(range(len(self.keys))) if opened.asked is None else set(np.flatnonzero(opened.asked).tolist())
-        answers: dict[int, _Answer] = {}
+        answers: dict[int, Answer] = {}
         pending: dict[str, tuple[int, _Told]] = {}
         self._messaged, self._checksum = set(), checksum(opened.theta)
         end = self.clock() + self.deadline
         self._meet()
         for m in sorted(wanted & self.node.keys()):
             self._ask(m, opened, pending)
-        while pending and self.clock() < end:
+        # Where nobody is there, a round waits for somebody: it would be over at once, and the next too.
+        while (pending or (wanted and not self._messaged)) and self.clock() < end:
             came = list(self.carrier.pull(list(pending)))
             for name, parcel in came:
                 m, told = pending.pop(name)
@@ -251,8 +293,10 @@ class Federated(Rounds):
             for m in self._meet():  # somebody is back
                 if m in wanted and m not in answers and m not in {asked for asked, _ in pending.values()}:
                     self._ask(m, opened, pending)
-            if pending and not came:
+            if not came:
                 self.sleep(self.carrier.pause)
+        if not answers and self.failures.for_good(self.node.values()):
+            self._give_up()
         self.unheard += 1
         self.unheard[list(answers)] = 0
         return self._reply(opened.k, answers, dropped)
@@ -272,9 +316,9 @@ class Federated(Rounds):
 
     def _ask(self, m: int, opened: Opened, pending: dict[str, tuple[int, _Told]], whole: bool = False) -> None:
         """Ask a worker for its round: with the model, or with what changed the one that it has."""
-        k, known = opened.k, self.known.get(m)
+        k, known = opened.k, None if whole else self.known.get(m)
         steps = None
-        if self.relay is not None and known is not None and not whole:
+        if self.relay is not None and known is not None:
             spare = self.spare.get(m, 0)
             steps = self.relay.path(known.at, known.has, k, spare)
             saved = self.relay.lost(known.at, k) if steps is None else self.relay.limit - length(steps)
@@ -297,6 +341,8 @@ class Federated(Rounds):
         has = {} if known is None else dict(known.has)
         if steps is None:
             arrays: dict[str, npt.NDArray[Any]] = {"model": host(opened.theta)}
+            if known is None and self.buffers is not None and self.last[m] >= 0:
+                head["buffers"], arrays["buffers"] = self.buffers.pack(m)
         else:
             assert known is not None
             head["basis"] = known.at
@@ -305,7 +351,7 @@ class Federated(Rounds):
             for step in steps:
                 has |= {unit: j for unit, (j, _) in step.came.items()}
         self._messaged.add(m)
-        pending[self._push(self.node[m], Parcel(head, arrays))] = (m, _Told(k, has, steps is None))
+        pending[self._push(self.node[m], Parcel(head, arrays))] = (m, _Told(k, has, known is None))
 
     def _push(self, node: int, parcel: Parcel) -> str:
         self.bytes_down += parcel.size
@@ -318,18 +364,20 @@ class Federated(Rounds):
         parcel: Parcel | None,
         opened: Opened,
         pending: dict[str, tuple[int, _Told]],
-        answers: dict[int, _Answer],
+        answers: dict[int, Answer],
     ) -> None:
         """Take an answer, or refuse it."""
-        if parcel is None or m not in self.node:
+        if m not in self.node or self._failed(self.node[m], self.keys[m], parcel):
             self.known.pop(m, None)
             return
+        assert parcel is not None
         self.bytes_up += parcel.size
         try:
-            found = self._checked(m, parcel, opened)
+            must = opened.asked is not None or bool(np.broadcast_to(opened.due, len(self.keys))[m])
+            found = self.checker.check(parcel, self.run, opened.k, self.keys[m], must_upload=must)
             if found.kind == "lost" and told.whole:
-                raise _Unfit("it did not understand the model")
-        except _Unfit as error:
+                raise Unfit("it did not understand the model")
+        except Unfit as error:
             self._refuse(self.node[m], self.keys[m], str(error))
             self.known.pop(m, None)
             return
@@ -337,61 +385,9 @@ class Federated(Rounds):
             self.known.pop(m, None)
             self._ask(m, opened, pending, whole=True)
         elif found.kind != "stale":
+            self.failures.clear(self.node[m])
             self.known[m] = told
             answers[m] = found
-
-    def _checked(self, m: int, parcel: Parcel, opened: Opened) -> _Answer:
-        """Return an answer that may be used; refuse every other."""
-        head, arrays = parcel
-        kind = head.get("kind")
-        if kind not in KINDS:
-            raise _Unfit("it is no answer")
-        if (head.get("run"), head.get("round"), head.get("key")) != (self.run, opened.k, self.keys[m]):
-            raise _Unfit(f"it is not of {self.keys[m]} in round {opened.k}")
-        if set(arrays) != ({"contribution"} if kind == "upload" else set()):
-            raise _Unfit("it has other arrays than an answer of its kind")
-        if kind in ("lost", "stale"):
-            return _Answer(kind, 0, math.nan, 0.0, b"", None)
-        evaluations, left = head.get("evaluations"), head.get("left", math.nan)
-        if not _whole(evaluations) or not 0 <= evaluations <= 2 * self.workers.H:
-            raise _Unfit("it does not say how many gradients it computed")
-        if not isinstance(left, float):
-            raise _Unfit("its left side is no number")
-        must = opened.asked is not None or opened.due is True or (not isinstance(opened.due, bool) and opened.due[m])
-        if kind == "silent" and must:
-            raise _Unfit("it had to upload, and is silent")
-        if kind != "upload":
-            return _Answer(kind, evaluations, left, 0.0, b"", None)
-        estimate = head.get("estimate", 0.0)
-        if not isinstance(estimate, float) or not 0 <= estimate < math.inf:
-            raise _Unfit("its estimate is no number >= 0")
-        message, decoded = self._decoded(arrays["contribution"])
-        return _Answer(kind, evaluations, left, estimate, message, decoded)
-
-    def _decoded(self, array: Any) -> tuple[bytes, Array]:
-        """Return a contribution, if it is one."""
-        p = self.rows.shape[-1]
-        length = (
-            p * self.rows.itemsize
-            if isinstance(self.codec, Dense)
-            else getattr(self.codec, "length", lambda _: None)(p)
-        )
-        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
-            raise _Unfit("its contribution is not bytes")
-        if length is not None and len(array) != length:
-            raise _Unfit(f"its contribution has {len(array)} bytes, not {length}")
-        message = array.tobytes()
-        try:
-            decoded = self.codec.decode([message], self.rows[0])[0]
-        except (LasgError, ValueError, IndexError, OverflowError) as error:
-            raise _Unfit(f"its contribution cannot be decoded: {error}") from None
-        if not all_finite(decoded):
-            raise _Unfit("its contribution is not finite")
-        with np.errstate(over="ignore"):
-            size = float(norms(decoded[None])[0])
-        if size == math.inf or size > self.norm_bound:
-            raise _Unfit(f"the norm of its contribution is {size:g}, above {self.norm_bound:g}")
-        return message, decoded
 
     def _refuse(self, node: int, key: str, reason: str) -> None:
         """Count a refused answer; exclude a node that has too many."""
@@ -408,7 +404,7 @@ class Federated(Rounds):
             if self.report is not None:
                 self.report(one)
 
-    def _reply(self, k: int, answers: dict[int, _Answer], dropped: Sequence[int]) -> Reply:
+    def _reply(self, k: int, answers: dict[int, Answer], dropped: Sequence[int]) -> Reply:
         """Hold what was uploaded; return what all workers answered."""
         M = len(self.keys)
         uploads = {m: answers[m] for m in sorted(answers) if answers[m].kind == "upload"}
@@ -417,6 +413,8 @@ class Federated(Rounds):
         broken[[m for m, answer in answers.items() if answer.kind == "broken"]] = True
         for m, answer in uploads.items():
             self.rows[m], self.last[m] = answer.decoded, k
+            if self.buffers is not None and answer.buffers is not None:
+                self.buffers.keep(m, answer.buffers)
         total = aggregate(self.rows) if uploads or dropped else None
         if self.relay is not None:
             came = dict.fromkeys(dropped, b"") | {m: answer.message for m, answer in uploads.items()}
@@ -440,6 +438,12 @@ class Federated(Rounds):
         """Return how many workers the round was opened to."""
         return len(self._messaged)
 
+    def load_pooled_buffers(self) -> None:
+        """Give the server's module the buffers of all whose contributions serve, pooled by their samples."""
+        if self.buffers is not None:
+            samples = np.where(self.last >= 0, self.samples, 0)
+            self.buffers.load_pooled(samples / max(1, samples.sum()))
+
     def measure(self) -> tuple[float, float | None]:
         """Return what the server can measure at the current model, in one pass."""
         return self.elsewhere.measured(self.theta)
@@ -459,6 +463,7 @@ class Federated(Rounds):
             "strikes": [[node, count] for node, count in self.strikes.items()],
             "bytes": [self.bytes_down, self.bytes_up],
             "refused": self.refusals,
+            "buffers": {} if self.buffers is None else self.buffers.state(),
             "held": [[unit, k, np.frombuffer(message, np.uint8)] for unit, (k, message) in held.items()],
         }
         state = {**super().state(live=True), "federation": mine}
@@ -474,7 +479,10 @@ class Federated(Rounds):
         self.strikes = dict(map(tuple, mine["strikes"]))
         self.bytes_down, self.bytes_up = mine["bytes"]
         self.refusals = mine["refused"]
+        if self.buffers is not None and mine.get("buffers"):  # older checkpoints have none: uploads bring them
+            self.buffers.restore(mine["buffers"])
         self.node, self.known, self.spare, self._greeted, self._seen = {}, {}, {}, {}, set()
+        self._greet_at, self.failures = {}, Failures()
         if self.relay is not None:
             self.relay = Relay(self.theta)
             self.relay.before = {unit: (k, host(message).tobytes()) for unit, k, message in mine["held"]}
@@ -521,7 +529,3 @@ class _Elsewhere:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take nothing."""
-
-
-def _whole(number: Any) -> TypeGuard[int]:
-    return isinstance(number, int) and not isinstance(number, bool)

@@ -30,8 +30,8 @@ from lasg.engines.rounds import PATIENCE, Round
 from lasg.engines.user_loss import ComputeLoss, UserLoss, kind_of
 from lasg.errors import Faulty, LasgError, LostRank
 from lasg.packing import packed, unpacked
+from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
-from lasg.problems.module import Buffers
 
 
 class LazyOptimizer(torch.optim.Optimizer):
@@ -45,7 +45,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         *,
         rho: float | None = None,
         c: float | None = None,
-        guard: bool = True,
+        guard: bool | None = None,
         D: int = 50,
         window: int = 10,
         weight: float | None = None,
@@ -61,8 +61,9 @@ class LazyOptimizer(torch.optim.Optimizer):
         """Take over the optimizer's parameters, and rank 0's values of them.
 
         The default sends every gradient, in 8 bits an entry. A lazy rule, such as wk2, sends fewer: `rho` bounds the
-        error that this makes in the aggregate, relative to its size; `c` is the paper's constant, in place of rho. The
-        `guard` gives laziness up, with a warning, where it does more harm than the rule can see.
+        error that this makes in the aggregate, relative to its size, and a guard gives laziness up, with a warning,
+        where it does more harm than the rule can see. `c` is the paper's constant, in place of rho and without a guard;
+        `guard` sets that either way.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.

@@ -2,14 +2,15 @@
 
 A node may be silent only if it remembers the upload that the server holds of it. A node that lost its memory, or whose
 last upload was not taken, uploads; an upload is a contribution itself and replaces the one before, so it depends on
-nothing that either side might have lost.
+nothing that either side might have lost. With it go the buffers that training has changed (BatchNorm's statistics). A
+node that lost its memory takes them back as it last uploaded them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,12 @@ from lasg.engines.relay import Follower, Held, Step
 from lasg.errors import LasgError
 from lasg.packing import packed, unpacked
 
+if TYPE_CHECKING:
+    from lasg.problems.buffers import Buffers
+
+FAILED = "failed"
+"""The kind of an answer that is none: the node's own code raised an error, which it carries."""
+
 
 class Parcel(NamedTuple):
     """What travels: numbers and words, and arrays."""
@@ -38,7 +45,9 @@ class Parcel(NamedTuple):
         return len(repr(self.head)) + sum(array.nbytes for array in self.arrays.values())
 
 
-def settings(rule: Rule, codec: Codec, D: int, local_steps: int, seed: int, like: Array) -> dict[str, Any]:
+def settings(
+    rule: Rule, codec: Codec, D: int, local_steps: int, seed: int, like: Array, buffers: Buffers | None = None
+) -> dict[str, Any]:
     """Return what the server and its nodes must agree on."""
     return {
         "rule": rule.name,
@@ -48,6 +57,7 @@ def settings(rule: Rule, codec: Codec, D: int, local_steps: int, seed: int, like
         "seed": seed,
         "parameters": int(like.shape[-1]),
         "dtype": str(host(like).dtype),
+        **({} if buffers is None else {"buffers": buffers.layout}),
     }
 
 
@@ -68,15 +78,18 @@ class Node:
         seed: int = 0,
         local_steps: int = 1,
         clip: float | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         """Take the worker's own problem, an oracle of one worker whose weight the server decides.
 
-        `like` is any vector of the model's length, dtype and device.
+        `like` is any vector of the model's length, dtype and device. `buffers` are the oracle's, if training changes
+        any; they are then part of the oracle's state.
         """
         self.key, self.samples, self.like, self.clip = key, samples, like, clip
         self.oracle, self.rule, self.codec, self.schedule = oracle, rule, codec, schedule
         self.D, self.seed, self.H = D, seed, local_steps
-        self.settings = settings(rule, codec, D, local_steps, seed, like)
+        self.buffers = buffers
+        self.settings = settings(rule, codec, D, local_steps, seed, like, buffers)
         self.bytes_up = self.bytes_down = 0
         """What it has sent and received, as far as it remembers."""
         self._forget("", 0, 1)
@@ -86,6 +99,8 @@ class Node:
         self.run, self.worker, self.count = run, worker, workers
         self.life, self.k, self.last, self.epoch = "", -1, -1, -1
         self.follower = Follower(self.codec, self.like, workers, self.schedule)
+        if self.buffers is not None:
+            self.buffers.reset()
         self.weight = _Weighted(self.oracle)
         self.workers = Workers(
             self.weight if self.clip is None else Clipped(self.weight, self.clip),
@@ -109,9 +124,10 @@ class Node:
     def _answered(self, asked: Parcel) -> Parcel:
         kind = asked.head.get("kind")
         if kind == "hello":
-            theirs = json.loads(asked.head["settings"])
-            differing = [name for name in theirs if theirs[name] != self.settings.get(name)]
-            differs = "; ".join(f"its {name} is {self.settings.get(name)}, not {theirs[name]}" for name in differing)
+            theirs = {"buffers": "none", **json.loads(asked.head["settings"])}
+            mine = {"buffers": theirs["buffers"], **self.settings}  # who changes no buffer sends none
+            differing = [name for name in theirs if theirs[name] != mine.get(name)]
+            differs = "; ".join(f"its {name} is {mine.get(name)}, not {theirs[name]}" for name in differing)
             return Parcel({"kind": "here", "key": self.key, "samples": self.samples, "differs": differs}, {})
         if kind != "work":
             raise LasgError(f"the server asked for {kind!r}, which this version of lasg does not know")
@@ -123,13 +139,13 @@ class Node:
         which = (str(head["run"]), int(head["worker"]), int(head["workers"]))
         if which != (self.run, self.worker, self.count):
             self._forget(*which)
-        said = {"run": self.run, "round": k, "key": self.key}
+        said: dict[str, Any] = {"run": self.run, "round": k, "key": self.key}
         if head["life"] != self.life:
             # A server that went on from a checkpoint may be in an earlier round than this node was.
             self.life, self.k = str(head["life"]), -1
         if k < self.k:
             return Parcel({**said, "kind": "stale"}, {})
-        if not self._reach(k, head, arrays):
+        if not self._reach(k, head, arrays) or not self._take_back(head, arrays):
             return Parcel({**said, "kind": "lost"}, {})
         self.k = k
         self.weight.share = float(head["weight"])
@@ -161,7 +177,19 @@ class Node:
         self.last = k
         if reply.estimates is not None:
             said["estimate"] = float(reply.estimates[0])
-        return Parcel({**said, "kind": "upload"}, {"contribution": np.frombuffer(reply.messages[0], np.uint8)})
+        sent = {"contribution": np.frombuffer(reply.messages[0], np.uint8)}
+        if self.buffers is not None:
+            said["buffers"], sent["buffers"] = self.buffers.pack(0)
+        return Parcel({**said, "kind": "upload"}, sent)
+
+    def _take_back(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Where the last upload is forgotten, take the buffers that went with it; False if they did not come."""
+        if self.buffers is None or self.last >= 0 or int(head["based"]) < 0:
+            return True
+        if "buffers" not in head:
+            return False
+        self.buffers.keep(0, self.buffers.unpack(head["buffers"], arrays["buffers"]))
+        return True
 
     def _reach(self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Have the model of round k, which came or is reached by the server's steps; tell whether it is that."""

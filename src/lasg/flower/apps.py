@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import copy
 import time
 from collections.abc import Callable, Sequence
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from safetensors.torch import save
 from torch import nn
 
-from lasg.core.arrays import Array, FloatArray, copies, zeros
-from lasg.core.ledger import COUNTS
+from lasg.core.arrays import Array, FloatArray, zeros
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.workers import Oracle
-from lasg.engines.federated import Federated, Refused
-from lasg.engines.nodes import Node
-from lasg.errors import LasgError
-from lasg.experiments.files import locked, write_atomically
+from lasg.engines.federated import Failed, Federated, Refused
+from lasg.engines.nodes import FAILED, Node, Parcel
+from lasg.errors import LasgError, first_line
+from lasg.experiments.files import locked
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
-from lasg.packing import packed, unpacked
+from lasg.flower.storage import MODEL, TRACE, Trace, checkpoint, choose, resume, write_model
+from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
 
-MEMORY = "lasg.memory"
-CHECKPOINT, PREVIOUS, STATUS = "server.safetensors", "server-previous.safetensors", "server.json"
+MEMORY, FAILURE = "lasg.memory", "lasg.failure"
 SECURE = {"secagg_mod", "secaggplus_mod", "secaggplus_base"}
 
 MakeModel = Callable[[Context], nn.Module]
@@ -42,7 +37,11 @@ Measure = Callable[[nn.Module], tuple[float, float | None]]
 
 
 class Own(Oracle, Protocol):
-    """A node's own problem, such as a `ModuleProblem` of one shard."""
+    """A node's own problem, such as a `ModuleProblem` of one shard.
+
+    Where training changes buffers (BatchNorm's statistics), it has them as `buffers`, a `Buffers` of one worker, and in
+    its `state`: the server's model gets them with every upload.
+    """
 
     @property
     def workers(self) -> int:
@@ -74,9 +73,12 @@ def client_app(make_problem: MakeProblem, mods: Sequence[Any] = ()) -> ClientApp
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        node = _node(context, make_problem)
         asked = parcel(message.content)
-        answer = node.answer(asked)
+        try:
+            node = _node(context, make_problem)
+            answer = node.answer(asked)
+        except Exception as error:  # whatever a user's own model, loss or data raises: the server is told
+            return Message(records(_failure(context, error)), reply_to=message)
         log(
             INFO,
             "lasg: worker %s, round %s: %s, %d bytes up and %d down, so far %d and %d",
@@ -92,6 +94,17 @@ def client_app(make_problem: MakeProblem, mods: Sequence[Any] = ()) -> ClientApp
         return Message(records(answer), reply_to=message)
 
     return app
+
+
+def _failure(context: Context, error: Exception) -> Parcel:
+    """Return an error as an answer; the node's log has where it came from, once for the same error."""
+    cause = error.__cause__ or error  # without which worker and minibatch it was: the server knows, and they change
+    reason = first_line(cause) if isinstance(cause, LasgError) else f"{type(cause).__name__}: {first_line(cause)}"
+    before = context.state.get(FAILURE)
+    if not isinstance(before, ConfigRecord) or before["reason"] != reason:
+        log(ERROR, "lasg: this node failed: %s", reason, exc_info=cause)
+    context.state[FAILURE] = ConfigRecord({"reason": reason})
+    return Parcel({"kind": FAILED, "reason": reason}, {})
 
 
 def _node(context: Context, make_problem: MakeProblem) -> Node:
@@ -115,6 +128,7 @@ def _node(context: Context, make_problem: MakeProblem) -> Node:
         schedule=Constant(settings.eta),
         D=settings.D,
         clip=settings.clip or None,
+        buffers=getattr(problem, "buffers", None),
         **settings.shared,
     )
     memory = context.state.get(MEMORY)
@@ -128,14 +142,17 @@ def server_app(
 ) -> ServerApp:
     """Return the app of the server. `make_model(context)` gives the model to start from.
 
-    `measure(model)` returns loss and accuracy on data that the server has, if it has any. `smoothness` are the
-    workers' L_m, for rule ps.
+    `measure(model)` returns loss and accuracy on data that the server has, if it has any; it gets a copy of the model
+    in evaluation mode. `smoothness` are the workers' L_m, for rule ps.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        train(grid, Settings.of(context.run_config), make_model(context), measure, smoothness)
+        try:
+            train(grid, Settings.of(context.run_config), make_model(context), measure, smoothness)
+        except LasgError as error:
+            raise error.with_traceback(None) from None  # its line says it all, and Flower prints where it came from
 
     return app
 
@@ -147,17 +164,21 @@ def train(
     measure: Measure | None = None,
     smoothness: FloatArray | None = None,
 ) -> Federated:
-    """Train over the nodes of a grid; leave checkpoint, trace and model in the settings' folder."""
-    flat = FlatView(model.named_parameters())
-    theta = flat.gather().clone()
+    """Train over the nodes of a grid; leave checkpoint, trace and model in the settings' folder.
 
-    def measured(at: Any) -> tuple[float, float | None]:
-        assert measure is not None
-        flat.point_at(at.clone())
-        return measure(model)
+    The model is not changed. What is measured, and what is saved, are copies of it in evaluation mode, with the nodes'
+    BatchNorm statistics pooled.
+    """
+    module = copy.deepcopy(model)
+    flat, buffers = FlatView(module.named_parameters()), Buffers(module, len(settings.names))
+
+    def trained(theta: Any) -> nn.Module:
+        flat.point_at(theta)
+        run.load_pooled_buffers()
+        return copy.deepcopy(module).eval()
 
     run = Federated(
-        ClosedFormSGD(theta, Constant(settings.eta)),
+        ClosedFormSGD(flat.gather(), Constant(settings.eta)),
         carrier=GridCarrier(grid, settings.deadline, settings.wait),
         keys=settings.names,
         laziness=settings.laziness,
@@ -167,25 +188,37 @@ def train(
         norm_bound=settings.bound,
         relay=settings.relay,
         smoothness=smoothness,
-        measure=measured if measure is not None else None,
-        report=_told,
+        buffers=buffers if buffers.names else None,
+        measure=None if measure is None else lambda theta: measure(trained(theta)),
+        report=_report,
         **settings.shared,
     )
-    folder = Path(settings.out)
+    out = Path(settings.out).resolve()
+    folder = choose(out, resume=settings.resume)
+    if folder != out and not settings.resume:
+        log(INFO, "lasg: %s has a run in it: this one goes to %s (resume=true goes on with the last)", out, folder)
     with locked(folder):
         _rounds(run, settings, folder)
-        flat.point_at(run.theta)
-        named = {name: value.contiguous() for name, value in model.state_dict().items()}
-        write_atomically(folder / "model.safetensors", save(named))
+        write_model(folder / MODEL, trained(run.theta))
+    log(INFO, "lasg: %s", _summary(run, folder / MODEL))
     return run
+
+
+def _summary(run: Federated, model: Path) -> str:
+    """Return the last line of a run: the model, and what it cost."""
+    uploads, possible = run.ledger.uploads, run.ledger.rounds * len(run.keys)
+    saved = f"{possible - uploads} of {possible} uploads saved ({(possible - uploads) / max(1, possible):.0%})"
+    sent = f"{run.bytes_up / 1e6:.2f} MB up, {run.bytes_down / 1e6:.2f} MB down"
+    return f"done: {model}, {run.ledger.rounds} rounds, {saved}, {sent}"
 
 
 def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
     """Do all rounds, with a line in the trace and a checkpoint after each."""
-    trace = Trace(folder / "trace.csv")
-    if settings.resume:
-        resume(run, folder)
-        log(INFO, "lasg: going on at round %d", run.server.k)
+    trace = Trace(folder / TRACE)
+    if settings.resume and resume(run, folder):
+        log(INFO, "lasg: going on at round %d of %s", run.server.k, folder)
+    elif settings.resume:
+        log(WARNING, "lasg: there is no checkpoint in %s to go on from: this run begins at round 0", folder)
     trace.begin(run.server.k)
     run.gather(settings.wait)
     while run.server.k < settings.rounds:
@@ -194,9 +227,12 @@ def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
         last = run.server.k == settings.rounds
         loss, accuracy = run.measure() if last or run.server.k % settings.evaluate_every == 0 else (None, None)
         trace.add(run, done.uploaded, time.monotonic() - began, loss, accuracy)
-        checkpoint(run, folder)
-        if run.unheard.all():
+        if run.ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
+            checkpoint(run, folder)
+        if run.unheard.all() and not run.failures.times:
             log(WARNING, "lasg: round %d: nobody answered in %g s: raise deadline", run.server.k, settings.deadline)
+        if done.remark:
+            log(WARNING, "lasg: %s. All nodes upload in every round from here on", done.remark)
         log(
             INFO,
             "lasg: round %d of %d, %d of %d uploaded, %d uploads so far%s%s",
@@ -210,87 +246,10 @@ def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
         )
 
 
-def _told(refused: Refused) -> None:
-    who = refused.key or "a node"
-    log(WARNING, "lasg: round %d: %s (node %d) is refused: %s", refused.round, who, refused.node, refused.reason)
-
-
-def checkpoint(run: Federated, folder: Path) -> None:
-    """Write the server's whole state; the one before is kept."""
-    path = folder / CHECKPOINT
-    data = packed(run.state(live=True))
-    if path.exists():
-        path.replace(folder / PREVIOUS)
-    write_atomically(path, data)
-    status = {
-        "round": run.server.k,
-        "run": run.run,
-        "settings": run.settings,
-        "ledger": dict(zip(COUNTS, run.ledger.row(), strict=True)),
-        "bytes up": run.bytes_up,
-        "bytes down": run.bytes_down,
-        "refused answers": run.refusals,
-    }
-    write_atomically(folder / STATUS, (json.dumps(status, indent=2) + "\n").encode())
-
-
-def resume(run: Federated, folder: Path) -> None:
-    """Take the last whole checkpoint, if there is one."""
-    for name in (CHECKPOINT, PREVIOUS):
-        path = folder / name
-        if path.exists():
-            state = unpacked(path.read_bytes(), str(path))
-            theirs = state["federation"]["settings"]
-            differs = [name for name, value in run.settings.items() if theirs.get(name) != value]
-            if differs:
-                raise LasgError(f"{path} is of a run with another {', '.join(differs)}")
-            run.restore(copies(state))
-            return
-
-
-class Trace:
-    """A line a round, of what was sent and measured.
-
-    A round's line is written before its checkpoint: there is a line for every round that a server can go on from.
-    """
-
-    FIELDS = (
-        "round",
-        "uploads",
-        "uploads_so_far",
-        "bits_up",
-        "bytes_up",
-        "bytes_down",
-        "gradients",
-        "seconds",
-        "loss",
-        "accuracy",
-        "who",
-    )
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def lines(self) -> list[dict[str, str]]:
-        """Return the lines that are there; the last may be in the midst of being written, and is then left out."""
-        text = self.path.read_text() if self.path.exists() else ""
-        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-
-    def begin(self, k: int) -> None:
-        """Keep the lines of the first k rounds: the run goes on from there, and a line after them may be half."""
-        header = ",".join(self.FIELDS)
-        found = self.path.read_text().splitlines() if k and self.path.exists() else []
-        kept = found[1 : k + 1] if found[:1] == [header] else []
-        write_atomically(self.path, "".join(f"{line}\n" for line in (header, *kept)).encode())
-
-    def add(
-        self, run: Federated, who: npt.NDArray[np.bool_], seconds: float, loss: float | None, accuracy: float | None
-    ) -> None:
-        """Write the line of a round; `who` has uploaded in it."""
-        ledger, keys = run.ledger, [key for key, uploaded in zip(run.keys, who, strict=True) if uploaded]
-        counts = (run.server.k, len(keys), ledger.uploads, ledger.bits_up)
-        sent = (run.bytes_up, run.bytes_down, ledger.gradients)
-        with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(
-                (*counts, *sent, round(seconds, 3), loss, accuracy, " ".join(keys))
-            )
+def _report(found: Refused | Failed) -> None:
+    who = f"worker {found.key}" if found.key else "a node"
+    if isinstance(found, Failed):
+        again = f", {found.times} times in a row" if found.times > 1 else ""
+        log(WARNING, "lasg: round %d: %s failed%s: %s", found.round, who, again, found.reason)
+    else:
+        log(WARNING, "lasg: round %d: %s (node %d) is refused: %s", found.round, who, found.node, found.reason)

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from lasg.engines.nodes import Parcel
+from lasg.engines.nodes import FAILED, Parcel
 
 HEAD, ARRAYS = "lasg", "lasg.arrays"
 STYPE = "lasg.little-endian"
 """How the bytes of an array are to be read: as they lie in memory, never unpickled."""
 KNOWN: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+LOST = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+"""Flower's errors that say nothing of the node's own code."""
 LOOK_AGAIN = 1.0
 """Seconds for which the list of nodes is believed."""
 
@@ -84,5 +87,12 @@ class GridCarrier:
         found: list[tuple[str, Parcel | None]] = [(name, None) for name in names if not name]  # it was never sent
         for message in self.grid.pull_messages(wanted) if wanted else []:
             name = message.metadata.reply_to_message_id
-            found.append((name, parcel(message.content) if message.has_content() else None))
+            found.append((name, parcel(message.content) if message.has_content() else _error(message)))
         return found
+
+
+def _error(message: Message) -> Parcel | None:
+    """Return an error of Flower's as an answer: what the node failed of, or None where a message was lost."""
+    if message.error.code in LOST:
+        return None
+    return Parcel({"kind": FAILED, "reason": message.error.reason or f"Flower's error {message.error.code}"}, {})

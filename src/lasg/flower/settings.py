@@ -11,7 +11,7 @@ from lasg.core import codecs
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import Constant
 from lasg.core.rules import RULES, Rule
-from lasg.core.server import Laziness
+from lasg.core.server import RHO, Laziness, laziness_of
 from lasg.errors import LasgError
 
 
@@ -24,11 +24,14 @@ class Settings:
     keys: str = ""
     """Or their names, with commas: a node says its own as `worker` in its node config."""
     rounds: int = 100
-    rule: str = "wk2"
-    codec: str = "dense"
+    rule: str = "always"
+    codec: str = "qsgd8:512"
     eta: float = 0.05
     local_steps: int = 1
-    c: float = 0.1
+    rho: float = RHO
+    """How lazy a lazy rule is: the bound on the aggregate's relative error. The guard watches it."""
+    c: float = -1.0
+    """The paper's constant, in place of rho and without the guard; below 0: none."""
     D: int = 50
     window: int = 10
     seed: int = 0
@@ -89,7 +92,8 @@ class Settings:
     @property
     def laziness(self) -> Laziness:
         """The constants of the rules."""
-        return Laziness(workers=len(self.names), D=self.D, c=self.c, window=self.window)
+        rho, c = (self.rho, None) if self.c < 0 else (None, self.c)
+        return laziness_of(len(self.names), rho=rho, c=c, D=self.D, window=self.window)
 
     @property
     def shared(self) -> dict[str, Any]:

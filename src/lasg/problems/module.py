@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from lasg import counter
 from lasg.core.arrays import norms
 from lasg.data.batches import Batches, batch_sizes
 from lasg.errors import LasgError, first_line
+from lasg.problems.buffers import BatchNorms, Buffers, named_tensors
 from lasg.problems.flat import FlatView
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -37,7 +38,6 @@ VMAP_SIZE = 100_000
 """Up to so many parameters the workers' gradients are computed by one vmap: then a loop is mostly overhead."""
 HALF_SCALE = 1024.0
 """By which a float16 loss is multiplied before its gradient is taken: small gradients would be rounded to 0."""
-BatchNorms = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Samples(Protocol):
@@ -215,7 +215,7 @@ class ModuleProblem:
                 if self.buffers is not None:
                     self.buffers.load(m)
                 self.flat.point_at(_of(point, i))
-                with _told(f"worker {m}'s minibatch of iteration {iteration}"):
+                with _told(f"worker {self.ids[m]}'s minibatch of iteration {iteration}"):
                     value = self._value(x, y)
                     parts = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
                 self.flat.write(found[j][i], parts)
@@ -406,8 +406,7 @@ class ModuleProblem:
     def export(self, theta: Tensor) -> dict[str, Tensor]:
         """Return the model at theta by the names of the module's state dict: parameters, frozen ones and buffers."""
         with self.evaluating(theta) as module:
-            state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-            return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+            return named_tensors(module)
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:
@@ -437,74 +436,6 @@ def _told(where: str) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
         raise LasgError(f"the module failed on {where}: {type(error).__name__}: {first_line(error)}") from error
-
-
-class Buffers:
-    """The workers' own buffers: what BatchNorm remembers of the minibatches that each has seen."""
-
-    def __init__(self, module: nn.Module, workers: int) -> None:
-        self.module = module
-        # By owner and name: a module may put a new tensor in a buffer's place.
-        self.places = [
-            (part, name) for part in module.modules() for name, value in part._buffers.items() if value is not None
-        ]
-        self.start = [value.clone() for value in self.read()]
-        self.own = [value.expand(workers, *value.shape).clone() for value in self.start]
-
-    def fresh(self) -> Buffers:
-        """Return buffers as they were at the start, for another run on the same module."""
-        other = copy.copy(self)
-        other.own = [start.expand_as(own).clone() for start, own in zip(self.start, self.own, strict=True)]
-        return other
-
-    def read(self) -> list[Tensor]:
-        """Return the module's buffers as they are now."""
-        return [cast("Tensor", part._buffers[name]) for part, name in self.places]
-
-    def load(self, m: int) -> None:
-        """Give the module a copy of worker m's buffers."""
-        self._put([own[m].clone() for own in self.own])
-
-    def _put(self, values: Sequence[Tensor]) -> None:
-        for (part, name), value in zip(self.places, values, strict=True):
-            part._buffers[name] = value
-
-    def keep(self, m: int, values: Sequence[Tensor]) -> None:
-        """Keep buffers as worker m's, unless they are not finite."""
-        if all(bool(torch.isfinite(value).all()) for value in values):
-            for own, value in zip(self.own, values, strict=True):
-                own[m].copy_(value)
-
-    def load_pooled(self, weights: FloatArray) -> None:
-        """Give the module one set for all: the mean, and of variances the one of all workers' samples together."""
-        self._put([_pooled(own, weights) for own in self.own])
-        index = {(id(part), name): own for (part, name), own in zip(self.places, self.own, strict=True)}
-        for part in {part for part, _ in self.places}:
-            if isinstance(part, BatchNorms) and part.running_mean is not None and part.running_var is not None:
-                apart = index[id(part), "running_mean"] - part.running_mean
-                part.running_var = part.running_var + _mean(apart * apart, weights)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
-        return {str(i): own for i, own in enumerate(self.own)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take a checkpoint's state."""
-        for i, own in enumerate(self.own):
-            own.copy_(state[str(i)])
-
-
-def _pooled(own: Tensor, weights: FloatArray) -> Tensor:
-    """Return one buffer for all: theirs where they agree, else the weighted mean; of counts the largest."""
-    if bool((own == own[0]).all()):
-        return own[0].clone()
-    return _mean(own, weights) if own.is_floating_point() or own.is_complex() else own.amax(0)
-
-
-def _mean(rows: Tensor, weights: FloatArray) -> Tensor:
-    """Return the weighted mean over the first dimension."""
-    found: Tensor = torch.tensordot(torch.as_tensor(weights, dtype=rows.dtype, device=rows.device), rows, 1)
-    return found
 
 
 class _Reader:

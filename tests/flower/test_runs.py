@@ -1,0 +1,124 @@
+"""What a run leaves behind and says: its folder, its last line, and its one line when the model fails everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
+pytest.importorskip("sklearn", reason="the data is scikit-learn's")
+
+from torch import nn
+
+from lasg import ModuleProblem
+from lasg.errors import LasgError
+from lasg.flower import Settings, client_app, storage
+from tests.flower.networks import WORKERS, digits, federated, problem, shards
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return all that server and nodes log."""
+    found: list[str] = []
+
+    def log(_: int, text: str, *values: Any, **__: Any) -> None:
+        found.append(text % values)
+
+    monkeypatch.setattr("lasg.flower.apps.log", log)
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_second_run_gets_a_folder_of_its_own_and_says_so(tmp_path: Path, lines: list[str]) -> None:
+    out = tmp_path / "federation"
+    federated(out, rounds=2)
+    before = contents(out)
+    federated(out, rounds=1, eta=0.1)
+    federated(out, rounds=1, eta=0.3)
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["federation", "federation-2", "federation-3"]
+    told = [line for line in lines if "has a run in it" in line]
+    assert [line.partition("this one goes to ")[2].split()[0] for line in told] == [f"{out}-2", f"{out}-3"]
+
+
+def test_to_resume_is_to_go_on_with_the_last_run(tmp_path: Path, lines: list[str]) -> None:
+    out = tmp_path / "federation"
+    federated(out, rounds=2)
+    federated(out, rounds=1)
+    before = contents(out)
+    federated(out, rounds=3, resume=True)
+    assert contents(out) == before
+    assert f"lasg: going on at round 1 of {out}-2" in lines
+    assert len(storage.Trace(tmp_path / "federation-2" / "trace.csv").lines()) == 3
+
+
+def test_a_folder_without_a_round_in_it_is_used_and_resuming_there_is_said_to_begin(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    (tmp_path / "trace.csv").write_text("round\n")  # of a run that nobody came to
+    run = federated(tmp_path, rounds=1, resume=True)
+    assert run.server.k == 1
+    assert any("no checkpoint" in line and "begins at round 0" in line for line in lines)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_run_ends_with_a_line_of_model_uploads_saved_and_bytes(tmp_path: Path, lines: list[str]) -> None:
+    run = federated(tmp_path, rule="wk2", c=0.5, rounds=10)
+    possible = 10 * WORKERS
+    saved = possible - run.ledger.uploads
+    assert saved > 0
+    expected = f"lasg: done: {tmp_path / 'model.safetensors'}, 10 rounds, {saved} of {possible} uploads saved"
+    assert lines[-1].startswith(expected)
+    assert re.search(r"\d\.\d\d MB up, \d\.\d\d MB down$", lines[-1])
+
+
+def wrong_shape(_: Any, worker: int) -> ModuleProblem:
+    """Fail where the problem is made: the module does not take the data."""
+    return ModuleProblem(nn.Linear(3, 2), nn.functional.cross_entropy, digits(), [shards()[worker]], batch=0.1)
+
+
+def fails_in_training(_: Any, worker: int) -> ModuleProblem:
+    """Fail in the first round: in evaluation mode, which is tried first, the module works."""
+    found = problem([shards()[worker]], ids=[worker])
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if module.training:
+            raise RuntimeError("no kernel for this\nand a second line")
+
+    found.module.register_forward_pre_hook(refuse)
+    return found
+
+
+def missing_file(_: Any, worker: int) -> ModuleProblem:
+    raise FileNotFoundError(2, "No such file or directory", f"/data/part-{worker // 9}.npz")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (wrong_shape, "mat1 and mat2"),
+        (fails_in_training, "worker 0: RuntimeError: no kernel for this"),
+        (missing_file, "FileNotFoundError: .*/data/part-0.npz"),
+    ],
+)
+def test_a_model_or_data_that_fails_on_every_node_ends_the_run_with_one_line(
+    make: Callable[[Any, int], Any], said: str, tmp_path: Path, lines: list[str]
+) -> None:
+    with pytest.raises(LasgError, match=rf"every node failed 3 times in a row.*{said}") as error:
+        federated(tmp_path, client=client_app(make), wait=300.0)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+    assert len(lines) <= 5 * WORKERS  # per node: here, the error, the first and the second in a row; two rounds
+    assert not storage.has_run(tmp_path)
+
+
+def test_what_a_user_gets_without_choosing_is_the_plain_method_in_eight_bits() -> None:
+    settings = Settings.of({"workers": 2})
+    assert (settings.rule, settings.codec) == ("always", "qsgd8:512")
