@@ -208,7 +208,7 @@ def train_lasg(model: nn.Module, combination: Combination, data: Data, options: 
         for x, y in data.batches:
             opt.step(lambda: cross_entropy(model(x), y))  # noqa: B023
     opt.average_buffers(model)
-    note = str(caught[0].message) if caught else ""
+    note = next((str(one.message) for one in caught if "given up" in str(one.message)), "")
     return Outcome(measure(model, combination, data.test), opt.ledger.uploads, int(opt.sent.sum()) / 1e6, note)
 
 

@@ -21,21 +21,22 @@ def test_an_example_has_under_25_lines_and_saves_uploads(path: Path, tmp_path: P
     command = [sys.executable, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path)
     uploads = int(done.stdout.split()[0])
-    assert 0 < uploads < 2000, "of the 3,000 that SGD sends"
+    assert 0 < uploads < 2500, "of the 3,000 that SGD sends"
     assert float(done.stdout.split()[-1]) < 1, "the loss after 300 rounds"
 
 
-def test_the_two_scripts_for_torchrun_train_alike_and_the_lazy_one_sends_less() -> None:
+def test_the_two_scripts_for_torchrun_train_alike_and_the_lazy_one_sends_a_quarter() -> None:
     scripts = EXAMPLES[0].parent / "torchrun"
     found = {}
     for name in ("ddp", "lazy"):
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(scripts / f"{name}.py")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
-        sent, right = re.fullmatch(r"(\d+) gradients sent; ([\d.]+) % right", done.stdout.strip()).groups()  # type: ignore[union-attr]
-        found[name] = int(sent), float(right)
-    assert found["lazy"][0] < found["ddp"][0] / 2
-    assert found["lazy"][1] > found["ddp"][1] - 3
+        line = re.fullmatch(r"([\d.]+) MB sent by rank 0; ([\d.]+) % right", done.stdout.strip())
+        assert line is not None
+        found[name] = float(line[1]), float(line[2])
+    assert found["lazy"][0] < found["ddp"][0] / 3.8
+    assert abs(found["lazy"][1] - found["ddp"][1]) < 1
 
 
 def test_there_is_an_example_of_a_rule_a_codec_and_a_network() -> None:

@@ -23,7 +23,7 @@ def main() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(data, seed=0)
     loader = DataLoader(data, BATCH, sampler=sampler)
     model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ELU(), nn.Flatten(), nn.Linear(576, 64), nn.ELU(), nn.Linear(64, 10))
-    opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=LR), rule="wk2", c=0.02)
+    opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=LR))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, EPOCHS)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -34,7 +34,7 @@ def main() -> None:
         x, y = data.tensors
         right = (model(x).argmax(1) == y).float().mean()
     if dist.get_rank() == 0:
-        print(f"{opt.ledger.uploads} gradients sent; {100 * right:.1f} % right")
+        print(f"{opt.sent.sum() / 1e6:.1f} MB sent by rank 0; {100 * right:.1f} % right")
     dist.destroy_process_group()
 
 

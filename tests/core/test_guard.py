@@ -21,7 +21,7 @@ def watched(rounds: int, *, noise: float, loss: float | None = None, uploads: in
     """Return a guard after so many rounds whose fresh contributions have a share of noise that stale ones have not."""
     guard = Guard()
     for k in range(1, rounds + 1):
-        guard.close(k, uploads, M, news=2 * noise * uploads / M, size=1.0, loss=loss)
+        guard.close(k, uploads / M, news=2 * noise * uploads / M, size=1.0, loss=loss)
     return guard
 
 
@@ -42,7 +42,7 @@ def test_the_noisier_the_contributions_the_less_often_one_is_used_again(noise: f
 def test_with_momentum_noise_averages_out_over_fewer_rounds_and_is_used_again_less_often() -> None:
     guard = Guard(horizon=WINDOW / 19)
     for k in range(WINDOW):
-        guard.close(k, 2, M, 0.66, 1.0, loss=None)
+        guard.close(k, 0.5, 0.66, 1.0, loss=None)
     assert watched(WINDOW, noise=0.66).reuse_limit == 6
     assert guard.reuse_limit == 1
 
@@ -50,7 +50,7 @@ def test_with_momentum_noise_averages_out_over_fewer_rounds_and_is_used_again_le
 def test_laziness_is_given_up_after_a_window_in_which_no_reuse_was_allowed_and_the_reason_is_one_line() -> None:
     guard = watched(2 * WINDOW - 2, noise=0.96)
     assert not guard.given_up
-    guard.close(99, 4, M, news=1.92, size=1.0, loss=None)
+    guard.close(99, 1.0, news=1.92, size=1.0, loss=None)
     assert "in round 99" in guard.given_up
     assert "by 0.04 only" in guard.given_up
     assert "\n" not in guard.given_up
@@ -59,7 +59,7 @@ def test_laziness_is_given_up_after_a_window_in_which_no_reuse_was_allowed_and_t
 def test_a_loss_that_rises_while_contributions_are_stale_ends_laziness() -> None:
     guard = watched(WINDOW, noise=0.0, loss=1.0)
     for k in range(WINDOW):
-        guard.close(100 + k, 2, M, 0.0, 1.0, loss=2.0)
+        guard.close(100 + k, 0.5, 0.0, 1.0, loss=2.0)
     assert "the loss rose to" in guard.given_up
 
 
@@ -69,7 +69,7 @@ def test_a_loss_that_is_noisy_but_level_or_rises_while_all_is_fresh_ends_nothing
     drawn = np.random.default_rng(0)
     for k in range(400):
         level = 1.0 if uploads < M or k < 200 else 3.0
-        guard.close(k, uploads, M, 0.0, 1.0, loss=float(level * drawn.uniform(0.5, 1.5)))
+        guard.close(k, uploads / M, 0.0, 1.0, loss=float(level * drawn.uniform(0.5, 1.5)))
     assert not guard.given_up
 
 
@@ -79,7 +79,7 @@ def test_a_guard_goes_on_from_its_state_as_if_it_had_not_been_stopped() -> None:
     other.restore(json.loads(json.dumps(one.state())))
     for guard in (one, other):
         for k in range(WINDOW):
-            guard.close(100 + k, 2, M, 1.0, 1.0, loss=1.0)
+            guard.close(100 + k, 0.5, 1.0, 1.0, loss=1.0)
     assert one == other
     assert one.given_up
 
@@ -94,7 +94,7 @@ def server(rule: str = "wk2", *, guard: bool = True, rho: float | None = RHO, mo
     return Server(optimizer, RULES[rule], laziness, np.ones(M))
 
 
-def play(of: Server, rounds: int, noise: float) -> list[Opened]:
+def play(of: Server, rounds: int, noise: float, *, as_total: bool = False) -> list[Opened]:
     """Let workers whose contributions are a constant and noise upload whenever they are due; one always does."""
     drawn = np.random.default_rng(1)
     held, opened = np.zeros((M, P)), []
@@ -103,8 +103,12 @@ def play(of: Server, rounds: int, noise: float) -> list[Opened]:
         due = np.broadcast_to(opened[-1].due, M).copy()
         due[k % M] = True
         fresh = np.ones((M, P)) / M + noise * drawn.normal(size=(M, P))
-        of.close(due, (fresh - held)[due].sum(0))
+        innovation = (fresh - held)[due].sum(0)
         held[due] = fresh[due]
+        if as_total:
+            of.close(due, None, total=held.sum(0))
+        else:
+            of.close(due, innovation)
     return opened
 
 
@@ -120,6 +124,58 @@ def test_contributions_without_noise_stay_lazy_and_noise_ends_it_for_every_lazy_
         assert np.all(last.due)
         assert last.points == 1
         assert math.isnan(last.threshold)
+
+
+def test_totals_show_the_guard_what_innovations_do() -> None:
+    one, other = server(), server()
+    play(one, 60, 0.5)
+    play(other, 60, 0.5, as_total=True)
+    assert one.guard is not None
+    assert other.guard is not None
+    assert 0.0 < one.guard.agreement < 1.0
+    assert other.guard.agreement == pytest.approx(one.guard.agreement)
+
+
+def test_a_heavy_worker_that_uploads_alone_is_most_of_the_news() -> None:
+    weights = np.array([0.97, 0.01, 0.01, 0.01])
+    of = Server(
+        ClosedFormSGD(np.zeros(P), Constant(0.1)), WK2, Laziness(workers=M, rho=RHO, guard=True), weights=weights
+    )
+    drawn, only = np.random.default_rng(0), np.array([True, False, False, False])
+    held = np.zeros((M, P))
+    for k in range(60):
+        fresh = weights[:, None] * (1 + 0.3 * drawn.normal(size=(M, P)))
+        who = np.ones(M, np.bool_) if k == 0 else only
+        of.close(who, (fresh - held)[who].sum(0))
+        held[who] = fresh[who]
+    assert of.guard is not None
+    assert of.guard.agreement == pytest.approx(1 - 0.09 / 1.09, abs=0.03)
+
+
+@pytest.mark.parametrize("rule", ["lag", "wk1", "wk2", "pse"])
+def test_where_no_reuse_is_allowed_everybody_is_due_under_every_rule(rule: str) -> None:
+    of = server(rule)
+    play(of, 25, 0.0)
+    assert of.guard is not None
+    of.tau[:] = 1
+    assert not np.all(of._due())
+    of.guard.news.extend([2.0] * WINDOW)
+    of.guard.sizes.extend([1.0] * WINDOW)
+    assert np.all(of._due())
+
+
+def test_a_worker_that_is_gone_for_good_does_not_end_the_others_laziness() -> None:
+    of = closed(server(), 0.3)
+    of.tau[0] = 10_000
+    assert of.threshold(0.1) == pytest.approx(closed(server(), 0.3).threshold(0.1) * M / (M - 1 + of.laziness.D))
+
+
+def test_a_checkpoint_of_another_kind_of_laziness_leaves_its_history_and_a_new_guard_begins() -> None:
+    by_c, by_rho = closed(server(rho=None, guard=False), 0.3), server()
+    by_rho.restore(by_c.state())
+    assert by_rho.threshold(0.1) == 0
+    assert by_rho.guard == Guard()
+    assert len(by_c.history) == 3
 
 
 def test_where_everybody_uploads_there_is_nothing_to_guard() -> None:

@@ -43,7 +43,7 @@ OWN_RULE = {
 @st.composite
 def all_specs(draw: st.DrawFn) -> Spec:
     workers, network, own = draw(st.integers(1, 40)), draw(st.booleans()), draw(st.booleans())
-    table = draw(st.booleans())
+    table, by_rho = draw(st.booleans()), draw(st.booleans())
     values: dict[str, st.SearchStrategy[Any]] = {
         "task": words,
         "algorithm": st.sampled_from(
@@ -67,9 +67,11 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "optimizer": st.sampled_from(["sgd", "SGD", "Adam"]),
         "optimizer_options": options,
         "D": st.integers(1, 10**6),
-        "c": st.floats(0, allow_nan=False),
+        "c": st.none() if by_rho else st.none() | st.floats(0, allow_nan=False),
+        "rho": st.floats(0, 1e100) if by_rho else st.none(),
+        "guard": st.none() | st.booleans(),
         "window": st.integers(1, 100),
-        "c_d": st.none() | st.floats(0, 1e100),
+        "c_d": st.none() if by_rho else st.none() | st.floats(0, 1e100),
         "start": st.sampled_from(["ask-twice", "zero"]),
         "H": st.integers(1, 100),
         "bits": st.integers(2, 16),
@@ -361,3 +363,24 @@ def test_a_budget_of_a_fraction_of_an_iteration_is_not_cut_silently() -> None:
 )
 def test_the_right_side_of_set_is_toml_or_a_bare_word(text: str, value: Any) -> None:
     assert parse_value(text) == value
+
+
+# -- how lazy a run is that does not say it ------------------------------------------------------------------------
+
+
+def test_lasgs_own_tasks_with_plain_sgd_are_as_lazy_as_the_paper_and_all_else_is_bounded_and_guarded() -> None:
+    papers = task("digits").spec("lasg-wk2")
+    assert (papers.c, papers.rho, papers.laziness.guard) == (0.1, None, False)
+    for changes in ({"optimizer": "Adam"}, {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}):
+        for safe in (task("digits").spec("lasg-wk2", **changes), papers.but(**changes)):
+            assert (safe.c, safe.rho, safe.laziness.guard) == (None, 0.5, True)
+    own = from_dict({"task": "mine", "algorithm": "lasg-wk2", "data": "libsvm:mine.svm"})
+    assert (own.c, own.rho, own.laziness.guard) == (None, 0.5, True)
+    assert own.but(c=0.2).rho is None
+    assert papers.but(rho=0.2).c is None
+    assert papers.but(c=0.3).but(optimizer="Adam").c == 0.3  # what was said stays
+
+
+def test_rho_beside_the_papers_constant_is_refused() -> None:
+    with pytest.raises(LasgError, match="both say how lazy"):
+        task("digits").spec("lasg-wk2", rho=0.3, c=0.1)

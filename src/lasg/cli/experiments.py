@@ -251,11 +251,11 @@ def _ended_above(runs: list[Run]) -> list[str]:
 
 def _given_up(runs: list[Run]) -> list[str]:
     """Say in a line in whose runs the guard gave laziness up, and why in the first of them."""
-    ended = [run for run in runs if run.meta.get("laziness")]
+    ended = [run for run in runs if run.meta.get("laziness_given_up")]
     if not ended:
         return []
     names = ", ".join(dict.fromkeys(run.spec.algorithm for run in ended))
-    return [f"{names}: {ended[0].meta['laziness']}. --set guard=false keeps the rule."]
+    return [f"{names}: {ended[0].meta['laziness_given_up']}. --set guard=false keeps the rule."]
 
 
 def _or_scale(spec: Spec) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,8 @@ class QSGD:
 
     bits: int = 4
     bucket: int | None = None
+    unbiased: ClassVar[bool] = True
+    """What is decoded is on average what was encoded: sums of messages may be encoded again."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 2 <= self.bits <= 16:

@@ -2,10 +2,10 @@
 
 Three things are watched, all of them known to the server without another byte:
 
-- **Agreement.** An upload replaces a stale contribution by a fresh one. Over the last rounds, r = (M / u) ||sum of
-  the innovations of the u uploaders||^2 / ||aggregate||^2 is 0 where fresh and stale ones are the same and 2 where
-  they have nothing in common: 1 - r / 2 is their agreement, -1 where they point apart. With minibatches it is the
-  share of the aggregate that is gradient and not noise.
+- **Agreement.** An upload replaces a stale contribution by a fresh one. Over the last rounds, r = ||sum of the
+  innovations||^2 / (s ||aggregate||^2) is 0 where fresh and stale ones are the same and 2 where they have nothing in
+  common: 1 - r / 2 is their agreement, -1 where they point apart. s is the uploaders' share, sum w_m^2 over them by
+  that over all, u / M for equal weights. With minibatches it is the part of the aggregate that is gradient, not noise.
 - **Reuse.** Over h rounds a gradient adds up to h^2 times its squared size, fresh noise to h times, noise that is used
   tau times to h tau times. So a contribution may be used for as long as the extra noise is at most `EXTRA` of the
   gradient: (tau - 1) (1 - agreement) <= EXTRA h agreement; older ones must be uploaded. The horizon h is the window for
@@ -41,7 +41,7 @@ class Guard:
     horizon: float = WINDOW
     """Over how many rounds noise may average out."""
     news: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """(M / u) ||innovation||^2 of the last rounds with uploads."""
+    """||innovation||^2 / s of the last rounds with uploads."""
     sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """||aggregate||^2 of the same rounds: the mean of before and after."""
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -63,25 +63,30 @@ class Guard:
 
     @property
     def reuse_limit(self) -> float:
-        """The largest staleness that a contribution may have without being due."""
+        """In how many rounds a contribution may be used: with a staleness of so many it is due."""
         agreement = self.agreement
         if agreement >= 1:
             return math.inf
         return 1.0 + math.floor(EXTRA * self.horizon * max(agreement, 0.0) / (1.0 - agreement))
 
-    def close(self, k: int, uploads: int, workers: int, news: float, size: float, loss: float | None) -> None:
-        """Take what round k showed: the uploads, the squared norms of innovation and aggregate, the mean loss."""
+    def close(self, k: int, share: float, news: float, size: float, loss: float | None) -> None:
+        """Take what round k showed.
+
+        `share` is the uploaders', 0 to 1; `news` and `size` the squared norms of innovation and aggregate, `loss` the
+        mean over the minibatches.
+        """
         if self.given_up:
             return
-        if uploads:
-            self.news.append(workers / uploads * news)
+        if share > 0:
+            self.news.append(news / share)
             self.sizes.append(size)
-        self.since_silence = 0 if uploads < workers else self.since_silence + 1
+        self.since_silence = 0 if share < 1 else self.since_silence + 1
         self.fresh_only = self.fresh_only + 1 if self.reuse_limit <= 1 else 0
         if self.fresh_only >= WINDOW:
             self.given_up = (
                 f"laziness was given up in round {k}: stale contributions agree with fresh ones by "
-                f"{max(self.agreement, 0.0):.2f} only, so using one again mostly repeats its minibatch's noise"
+                f"{max(self.agreement, 0.0):.2f} only, so using one again mostly repeats its noise, of the minibatch "
+                "or the codec"
             )
         elif loss is not None and math.isfinite(loss):
             self._watch_loss(k, loss)

@@ -154,7 +154,12 @@ class TorchOptimizer:
         self.parameter = torch.nn.Parameter(torch.as_tensor(copy(theta)))
         self.optimizer = make([self.parameter])
         self.scheduler = make_scheduler(self.optimizer) if make_scheduler else None
-        self.plain, self.momentum = is_plain(self.optimizer), momentum_of(self.optimizer)
+        self.plain = is_plain(self.optimizer)
+
+    @property
+    def momentum(self) -> float:
+        """The optimizer's, as it is now: a scheduler may change it."""
+        return momentum_of(self.optimizer)
 
     def rate(self, k: int) -> float:  # noqa: ARG002
         """Return the learning rate of the first group, as the scheduler has it now."""

@@ -122,15 +122,21 @@ class Server:
     """The model, the aggregate, and what the rules need to know of the past."""
 
     def __init__(
-        self, optimizer: Optimizer, rule: Rule, laziness: Laziness, smoothness: FloatArray | None = None
+        self,
+        optimizer: Optimizer,
+        rule: Rule,
+        laziness: Laziness,
+        smoothness: FloatArray | None = None,
+        weights: FloatArray | None = None,
     ) -> None:
+        """Take how the model moves and who may be silent; `weights` are n_m / N, equal unless they are given."""
         M = laziness.workers
         theta = optimizer.theta
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
-        horizon = WINDOW * (1 - optimizer.momentum) / (1 + optimizer.momentum)
-        self.guard = Guard(horizon) if laziness.guard and rule.left is not None else None
+        self.guard = Guard() if laziness.guard and rule.left is not None else None
+        self.weights = weights
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
         self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
@@ -157,10 +163,9 @@ class Server:
         holds squared norms of the aggregate, which is the same number for SGD of one step size.
         """
         if self.laziness.rho is not None:
-            beta = self.optimizer.momentum
             mean = sum(self.history) / max(1, len(self.history))
-            reuse = float(self.tau.mean())
-            return (self.laziness.rho / self.laziness.workers) ** 2 * mean * (1 - beta) / (1 + beta) / reuse
+            reuse = float(np.minimum(self.tau, self.laziness.D).mean())  # who is gone has a tau without bounds
+            return (self.laziness.rho / self.laziness.workers) ** 2 * mean * self._forgetting / reuse
         if self.laziness.c_d is not None:
             return self.laziness.c_d / self.laziness.workers**2 * sum(self.history)
         scale = self.laziness.c / self.laziness.workers**2
@@ -172,8 +177,15 @@ class Server:
             return float("inf")  # a schedule came to its end: the model stands still, nothing is new
         return scale / (eta * eta) * sum(self.history)
 
+    @property
+    def _forgetting(self) -> float:
+        """(1 - beta) / (1 + beta), for the optimizer's momentum as it is now: 1 for plain SGD."""
+        return (1 - self.optimizer.momentum) / (1 + self.optimizer.momentum)
+
     def open(self) -> Opened:
         """Open round k: decide who is asked (server rules) and who is due."""
+        if self.guard is not None:
+            self.guard.horizon = WINDOW * self._forgetting
         eta = self.optimizer.rate(self.k)
         gave_up = self.guard is not None and bool(self.guard.given_up)
         threshold = math.nan if gave_up else self.threshold(eta)
@@ -196,7 +208,7 @@ class Server:
             return True
         limit = math.inf if self.guard is None else self.guard.reuse_limit
         if self.rule.periodic:
-            late = self.tau > min(self.laziness.D, limit)
+            late = (self.tau > self.laziness.D) | (self.tau >= limit)
             return self.k % self.laziness.D == 0 or (late if late.any() else False)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
             return True
@@ -217,7 +229,7 @@ class Server:
         """
         before = self.theta
         if self.guard is not None and self.k:
-            self._watch(uploaded, innovation, loss)
+            self._watch(uploaded, innovation if total is None else total - self.aggregate, loss)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
@@ -233,8 +245,7 @@ class Server:
         if estimates is not None:
             self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
         theta = self.optimizer.step(self.k, self.aggregate)
-        in_moves = self.optimizer.plain and self.laziness.rho is None
-        size = float(sq(theta - before if in_moves else self.aggregate))
+        size = float(sq(theta - before if self._in_moves else self.aggregate))
         if not size < float("inf"):
             raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
         self.history.append(size)
@@ -244,18 +255,25 @@ class Server:
     def _watch(self, uploaded: Mask, innovation: Array | None, loss: float | None) -> None:
         """Show the guard what the round brought, before the aggregate changes."""
         assert self.guard is not None
-        uploads = int(np.count_nonzero(uploaded))
+        squares = np.ones(len(uploaded)) if self.weights is None else np.asarray(self.weights, np.float64) ** 2
+        share = 1.0 if uploaded.all() else float(squares[uploaded].sum() / squares.sum())
         news = size = 0.0
         if innovation is not None:
             news = float(sq(innovation))
             size = 0.5 * float(sq(self.aggregate) + sq(self.aggregate + innovation))
-        self.guard.close(self.k, uploads, len(uploaded), news, size, loss)
+        self.guard.close(self.k, share, news, size, loss)
+
+    @property
+    def _in_moves(self) -> bool:
+        """Whether the history holds squared moves, as the paper has it, and not squared norms of the aggregate."""
+        return self.optimizer.plain and self.laziness.rho is None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
         guard = {} if self.guard is None else {"guard": self.guard.state()}
         return {
             **guard,
+            "in_moves": self._in_moves,
             "k": self.k,
             "aggregate": self.aggregate,
             "history": list(self.history),
@@ -270,10 +288,11 @@ class Server:
         state = copies(state, self.theta)
         self.k = int(state["k"])
         self.aggregate = state["aggregate"]
-        self.history = deque(state["history"], maxlen=self.history.maxlen)
+        same = bool(state.get("in_moves", self.optimizer.plain)) == self._in_moves
+        self.history = deque(state["history"] if same else (), maxlen=self.history.maxlen)
         self.tau, self.smoothness = state["tau"], state["smoothness"]
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
-        if self.guard is not None:
+        if self.guard is not None and "guard" in state:  # a checkpoint without one begins to be watched now
             self.guard.restore(state["guard"])

@@ -72,7 +72,7 @@ class Distributed(Rounds):
             **options,
         )
         self.links, self.check_every, self.codec = links, check_every, codec
-        self._minibatch_loss = minibatch_loss or (lambda: math.nan)
+        self._minibatch_loss = minibatch_loss if self.server.guard is not None else None
         self.resynchronised: list[tuple[int, list[int]]] = []
         """(round, ranks) of models that were not rank 0's, and were set to it."""
         self.exchange = Exchange(
@@ -84,7 +84,7 @@ class Distributed(Rounds):
             setting=exchange,
             relay=relay,
             tell_left=tell_left,
-            tell_loss=self.server.guard is not None and minibatch_loss is not None,
+            tell_loss=self._minibatch_loss is not None,
             requantise=requantise,
             seed=options.get("seed", 0),
         )
@@ -94,7 +94,8 @@ class Distributed(Rounds):
         checks = self.check_every and opened.k and opened.k % self.check_every == 0
         number = checksum(opened.theta) if checks else None
         own = self.workers.respond(opened.to(self.ids))
-        reply = self.exchange.carry(opened.k, own, self.wish, number, self._minibatch_loss())
+        loss = math.nan if self._minibatch_loss is None else self._minibatch_loss()
+        reply = self.exchange.carry(opened.k, own, self.wish, number, loss)
         return reply._replace(gradients=self.downloads(opened) * opened.points * self.workers.H)
 
     def step(self) -> Round:

@@ -72,7 +72,8 @@ def form(
     sums: Form = "totals" if rule.left is None else "summed"
     if isinstance(codec, Dense):
         return sums
-    if requantise and sums == "totals" and length is not None and len(np.unique(owners)) > 2 and setting != "direct":
+    unbiased = getattr(codec, "unbiased", False)  # the sum of others' messages would be another algorithm's
+    if requantise and sums == "totals" and unbiased and len(np.unique(owners)) > 2 and setting != "direct":
         return "requantised"
     if length is None or len(owners) * length(p) <= 2 * dense:
         return "packed"

@@ -257,6 +257,7 @@ class Federated(Rounds):
         if self.samples[m] and self.samples[m] != samples:
             raise Unfit(f"{key} had {self.samples[m]} samples, and now has {samples}")
         self.node[m], self.samples[m] = node, samples
+        self.server.weights = self.samples / self.samples.sum()
         self.known.pop(m, None)
         return m
 
@@ -476,6 +477,7 @@ class Federated(Rounds):
         self.run = mine["run"]
         self.rows = copies(mine["rows"], self.theta)
         self.last, self.unheard, self.samples = (host(mine[name]).copy() for name in ("last", "unheard", "samples"))
+        self.server.weights = self.samples / self.samples.sum()
         self.strikes = dict(map(tuple, mine["strikes"]))
         self.bytes_down, self.bytes_up = mine["bytes"]
         self.refusals = mine["refused"]

@@ -60,10 +60,10 @@ class LazyOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Take over the optimizer's parameters, and rank 0's values of them.
 
-        The default sends every gradient, in 8 bits an entry. A lazy rule, such as wk2, sends fewer: `rho` bounds the
-        error that this makes in the aggregate, relative to its size, and a guard gives laziness up, with a warning,
-        where it does more harm than the rule can see. `c` is the paper's constant, in place of rho and without a guard;
-        `guard` sets that either way.
+        The default sends every gradient, in 8 bits an entry; from three ranks on the sum is rounded so, too. A lazy
+        rule, such as wk2, sends fewer: `rho` bounds the error that this makes in the aggregate, relative to its size,
+        and a guard gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the
+        paper's constant, in place of rho and without a guard; `guard` sets that either way.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.
@@ -265,7 +265,12 @@ class _Stepped:
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> None:
         self.optimizer, self.flat, self.theta = optimizer, flat, theta
-        self.plain, self.momentum = is_plain(optimizer), momentum_of(optimizer)
+        self.plain = is_plain(optimizer)
+
+    @property
+    def momentum(self) -> float:
+        """The optimizer's, as it is now: a scheduler may change it."""
+        return momentum_of(self.optimizer)
 
     def rate(self, k: int) -> float:  # noqa: ARG002
         """Return the learning rate of the first group, as it is now."""

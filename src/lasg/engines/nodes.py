@@ -164,7 +164,7 @@ class Node:
             asked,
             np.array([due]),
             left=None,
-            points=int(head["points"]),
+            points=int(head.get("points", self.rule.points(k, self.D))),
         )
         reply = self.workers.respond(opened)
         said["evaluations"] = reply.gradients

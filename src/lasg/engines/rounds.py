@@ -123,7 +123,7 @@ class Rounds(ABC):
         self.patience = patience
         self.streak: IntArray = np.zeros(laziness.workers, np.int64)
         self._broken = False  # whether anybody is in a streak: quicker to ask in every round
-        self.server = Server(optimizer, rule, laziness, smoothness)
+        self.server = Server(optimizer, rule, laziness, smoothness, self.problem.weights)
         oracle: Oracle = self.problem if ids is None else Hosted(self.problem, ids)
         self.workers = Workers(
             oracle if clip is None else Clipped(oracle, clip),

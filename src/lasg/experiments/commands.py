@@ -10,7 +10,7 @@ import tomli_w
 
 from lasg.data.sources import is_own
 from lasg.errors import LasgError
-from lasg.experiments.spec import Spec, parse_value
+from lasg.experiments.spec import HOW_LAZY, Spec, parse_value
 from lasg.experiments.tasks import SETTINGS, task
 
 _OWN = ("task", "algorithm", "seed", "partition", "until")
@@ -30,9 +30,13 @@ def command(spec: Spec) -> str | None:
     words = ["lasg", "run", spec.task, "-a", spec.algorithm, "--seed", str(spec.seed)]
     words += ["--setting", setting] if setting else ["--set", f"partition={spec.partition}"]
     given, usual = spec.to_dict(), base.to_dict()
-    if any(key not in given for key in usual):
+    if any(key not in given for key in usual if key not in HOW_LAZY):
         return None  # a default that was taken away: no --set does that
     changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
+    # How lazy a run is by default depends on its data and optimizer: it is said where it is not that.
+    changed = {key: value for key, value in changed.items() if key not in HOW_LAZY}
+    if spec.how_lazy != spec.usual_laziness():
+        changed |= spec.how_lazy
     if is_own(spec.task):
         changed["data"] = spec.data  # the whole path: the task may name it from another folder
     if spec.until:

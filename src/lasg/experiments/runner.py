@@ -340,7 +340,7 @@ def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]
     if state["message"]:
         meta["message"] = state["message"]
     if state.get("given_up"):
-        meta["laziness"] = state["given_up"]
+        meta["laziness_given_up"] = state["given_up"]
     if state.get("theory"):
         meta["theory"] = state["theory"]
     if "broken" in state["trace"]:

@@ -162,14 +162,20 @@ class Spec:
         """Say how lazy a run is that does not say it: as the paper's on lasg's own tasks, else safely."""
         if self.rho is not None and (self.c is not None or self.c_d is not None):
             raise LasgError("rho and c (or c_d) both say how lazy a run is: set one of them")
-        if self.rho is not None or self.c is not None:
-            return
+        if self.rho is None and self.c is None:
+            for name, value in self.usual_laziness().items():
+                object.__setattr__(self, name, value)
+
+    def usual_laziness(self) -> dict[str, float]:
+        """How lazy a run is that does not say it."""
         plain = self.optimizer == "sgd" or (self.optimizer == "SGD" and not self.optimizer_options.get("momentum"))
         papers = plain and self.data != OWN and not is_own(self.data)
-        if papers or self.c_d is not None:
-            object.__setattr__(self, "c", PAPER_C)
-        else:
-            object.__setattr__(self, "rho", RHO)
+        return {"c": PAPER_C} if papers or self.c_d is not None else {"rho": RHO}
+
+    @property
+    def how_lazy(self) -> dict[str, float]:
+        """What of `HOW_LAZY` is set."""
+        return {name: value for name in HOW_LAZY if (value := getattr(self, name)) is not None}
 
     @property
     def laziness(self) -> Laziness:
@@ -212,9 +218,12 @@ class Spec:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
 
     def but(self, **changes: Any) -> Spec:
-        """Return a copy with some fields changed, checked as on construction; rho takes the place of c, c of rho."""
+        """Return a copy with some fields changed, checked as on construction.
+
+        rho takes the place of c, and c of rho. Where neither is changed, a spec as lazy as usual has a copy that is so.
+        """
         values = self.to_dict()
-        if any(changes.get(name) is not None for name in HOW_LAZY):
+        if any(changes.get(name) is not None for name in HOW_LAZY) or self.how_lazy == self.usual_laziness():
             values = {name: value for name, value in values.items() if name not in HOW_LAZY}
         return from_dict({**values, **changes})
 

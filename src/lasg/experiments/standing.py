@@ -65,9 +65,9 @@ def unfit(spec: Spec) -> str:
 def settings_of(spec: Spec) -> Settings:
     """Return what of a spec decides whether a theorem holds.
 
-    A threshold from rho is at most that of c = rho^2 / window, which stands for it here.
+    A threshold from rho is about that of c = rho^2 / window while contributions are fresh, and lower later.
     """
-    c = spec.laziness.c if spec.rho is None else spec.rho**2 / spec.window
+    c = spec.laziness.c if spec.rho is None else spec.rho**2 / min(spec.window, spec.D)
     return Settings(schedule=build.schedule(spec), D=spec.D, c=c, window=spec.window, c_d=spec.c_d)
 
 

@@ -82,6 +82,7 @@ class Settings:
             raise LasgError(f"deadline must be a number of seconds, got {self.deadline}")
         codecs.parse(self.codec)
         Constant(self.eta)
+        self.laziness  # noqa: B018 (refuses what no server takes)
 
     @property
     def names(self) -> list[str]:
