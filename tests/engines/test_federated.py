@@ -82,6 +82,9 @@ def parts(name: str, codec: Codec | None = None) -> dict[str, Any]:
     }
 
 
+LAZINESS = Laziness(workers=M, D=10, c=0.3)
+
+
 def member(m: int, name: str, problem: Any, D: int = 10, codec: Codec | None = None) -> Node:
     return Node(
         KEYS[m],
@@ -105,7 +108,7 @@ def server(name: str, wire: Wire, problem: Any, codec: Codec | None = None, **op
         ClosedFormSGD(problem.start(), STEP),
         carrier=wire,
         keys=KEYS,
-        laziness=Laziness(workers=M, D=10, c=0.3),
+        laziness=options.pop("laziness", LAZINESS),
         smoothness=problem.smoothness("paper") if name in ("lasg-ps", "laqsg-ps") else None,
         clock=wire.clock,
         sleep=wire.sleep,
@@ -114,12 +117,12 @@ def server(name: str, wire: Wire, problem: Any, codec: Codec | None = None, **op
     )
 
 
-def simulated(name: str, dtype: str = "float64") -> Rounds:
+def simulated(name: str, dtype: str = "float64", laziness: Laziness | None = None) -> Rounds:
     problem = regression(dtype)
     return Simulation(
         problem,
         ClosedFormSGD(problem.start(), STEP),
-        laziness=Laziness(workers=M, D=10, c=0.3),
+        laziness=laziness or LAZINESS,
         smoothness=problem.smoothness("paper") if name in ("lasg-ps", "laqsg-ps") else None,
         **parts(name),
     )
@@ -143,6 +146,22 @@ def test_uploads_and_model_are_the_simulations(name: str, relay: bool) -> None:
     assert run.bytes_down == sum(parcel.size for _, parcel in wire.asked)
     assert run.bytes_up == sum(node.bytes_up for node in wire.there.values())
     assert run.bytes_down == sum(node.bytes_down for node in wire.there.values())
+
+
+@pytest.mark.parametrize("name", ["lasg-wk1", "lasg-wk2", "laqsg-pse"])
+def test_the_guard_of_a_federation_sees_what_the_simulations_does(name: str) -> None:
+    guarded = Laziness(workers=M, D=10, rho=0.5, guard=True)
+    run, _ = federation(name, laziness=guarded)
+    run.gather(10)
+    expected = simulated(name, laziness=guarded)
+    uploaded = advanced(run, 120)
+    np.testing.assert_array_equal(uploaded, advanced(expected, 120))
+    assert not uploaded.all()
+    assert run.server.guard is not None
+    assert expected.server.guard is not None
+    assert run.server.guard.agreement == pytest.approx(expected.server.guard.agreement)
+    assert -1 < run.server.guard.agreement < 1
+    assert run.ledger.row() == expected.ledger.row()
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if "q" not in name])
