@@ -11,7 +11,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .PHONY: install install-dev demo test check format clean
 
-# Without --no-compile pip compiles all of torch, most of which nobody imports: that took two thirds of the time.
+# pip would compile all of torch, most of which the demo never imports: that took two thirds of its time. The tests start
+# many processes, and where PYTHONDONTWRITEBYTECODE is set each of them would compile again: there it is done once, at last.
 define install-extras
 @$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"lasg needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...") if v < (3, 11) else None'
 $(PYTHON) -m venv $(VENV)
@@ -30,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(DEV_STAMP): EXTRAS := dev
 $(DEV_STAMP): pyproject.toml constraints.txt
 	$(install-extras)
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP) $@
 
 demo: install
