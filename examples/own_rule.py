@@ -1,18 +1,17 @@
-"""A rule of your own is one function: here, silence while no single entry of the gradient changed much."""
+"""A rule of your own is one function: here, silence while the gradient's entries changed little in sum."""
 
 from typing import Any
 
 import lasg
 
 
-def largest_change(now: lasg.Record, last: lasg.Record) -> Any:
-    """p times the largest squared change of an entry, on the same sample: at least WK2's sum of all of them."""
-    change = now.grad - now.probe
-    return change.shape[-1] * (change * change).max(-1)
+def total_change(now: lasg.Record, last: lasg.Record) -> Any:
+    """The squared sum of all entries' changes, on the same sample: at least WK2's sum of their squares."""
+    return abs(now.grad - now.probe).sum(-1) ** 2
 
 
 # probe="last": also give the gradient at the model of the last upload, on the same minibatch.
-rule = lasg.Rule(name="largest-change", left=largest_change, probe="last")
+rule = lasg.Rule(name="total-change", left=total_change, probe="last")
 
 if __name__ == "__main__":
     spec = lasg.task("digits").spec("sgd", iterations=300)

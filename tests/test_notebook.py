@@ -169,3 +169,13 @@ def test_a_simulation_measures_its_accuracy() -> None:
         simulation.step()
     assert (simulation.loss(), simulation.accuracy()) == simulation.measure()
     assert 0 <= before < 0.5 < simulation.accuracy() <= 1  # type: ignore[operator]
+
+
+def test_a_name_instead_of_a_spec_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(LasgError, match=r"lasg.task\('digits'\).spec"):
+        lasg.train("digits", folder=tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_a_plot_takes_the_folder_of_runs(tmp_path: Path) -> None:
+    lasg.train(lasg.task("digits").spec("sgd", iterations=20), folder=tmp_path / "run")
+    assert len(lasg.plot(str(tmp_path)).axes) == 3

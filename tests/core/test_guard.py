@@ -52,7 +52,7 @@ def test_laziness_is_given_up_after_a_window_in_which_no_reuse_was_allowed_and_t
     assert not guard.given_up
     guard.close(99, 1.0, news=1.92, size=1.0, loss=None)
     assert "in round 99" in guard.given_up
-    assert "by 0.04 only" in guard.given_up
+    assert "agreement 0.04, 1 is full" in guard.given_up
     assert "\n" not in guard.given_up
 
 

@@ -367,3 +367,9 @@ def test_an_object_may_say_itself_what_counts() -> None:
             return "version 1"
 
     assert fingerprint(Counting(1)) == fingerprint(Counting(2))
+
+
+def test_a_rule_whose_left_side_is_no_array_is_told_so(tmp_path: Path) -> None:
+    rule = lasg.Rule(name="pair", left=lambda now, last: (now.grad.sum(-1), now.grad.sum(-1)), probe="last")
+    with pytest.raises(LasgError, match="rule pair: its left side must be an array, one number per worker, got tuple"):
+        lasg.train(lasg.task("digits").spec("sgd", iterations=5), rule=rule, folder=tmp_path / "run")

@@ -102,8 +102,9 @@ def runs(
         out.print("No runs are stored here. lasg run and lasg compare store them, in runs unless --out says otherwise.")
         return
     out.print(runs_table(found))
-    if any(entry.status == catalog.UNFINISHED for entry in found):
-        out.print("An unfinished run goes on with: lasg resume RUN")
+    unfinished = [entry for entry in found if entry.status == catalog.UNFINISHED]
+    if unfinished:
+        out.print(f"An unfinished run goes on with, for example: {unfinished[-1].command}", soft_wrap=True)
 
 
 @app.command()

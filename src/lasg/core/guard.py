@@ -84,9 +84,8 @@ class Guard:
         self.fresh_only = self.fresh_only + 1 if self.reuse_limit <= 1 else 0
         if self.fresh_only >= WINDOW:
             self.given_up = (
-                f"laziness was given up in round {k}: stale contributions agree with fresh ones by "
-                f"{max(self.agreement, 0.0):.2f} only, so using one again mostly repeats its noise, of the minibatch "
-                "or the codec"
+                f"laziness was given up in round {k}: stale contributions say little about fresh ones (agreement "
+                f"{self.agreement:.2f}, 1 is full), so using one again mostly repeats noise, of minibatch or codec"
             )
         elif loss is not None and math.isfinite(loss):
             self._watch_loss(k, loss)

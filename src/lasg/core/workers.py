@@ -164,16 +164,24 @@ class Workers:
             raise LasgError(f"rule {self.rule.name}: its left side must be {expected}, got an array {came}")
         return left, (left > opened.threshold) | opened.due
 
+    def _evaluated(self, now: Record, last: Record) -> FloatArray:
+        """Return a rule's numbers; refuse what is no array, such as the pair that torch's max(-1) gives."""
+        assert self.rule.left is not None
+        found = self.rule.left(now, last)
+        if not hasattr(found, "shape"):
+            kind = type(found).__name__
+            raise LasgError(f"rule {self.rule.name}: its left side must be an array, one number per worker, got {kind}")
+        return host(found)
+
     def _left(self, now: Record) -> FloatArray:
         """Evaluate the rule, of long vectors piece by piece."""
-        assert self.rule.left is not None
         if now.grad.shape[-1] * len(self.ids) <= AT_ONCE:
-            return host(self.rule.left(now, Record(**self.memory)))
+            return self._evaluated(now, Record(**self.memory))
         found = []
         for some in pieces(len(self.ids), now.grad.shape[-1]):
             mine = now._replace(grad=now.grad[some], probe=None if now.probe is None else now.probe[some])
             last = Record(**{name: kept[some] for name, kept in self.memory.items()})
-            found.append(host(self.rule.left(mine, last)))
+            found.append(self._evaluated(mine, last))
         return np.concatenate(found)
 
     def _compute(self, opened: Opened, rows: IntArray | None) -> tuple[Record, int]:

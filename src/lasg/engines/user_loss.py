@@ -107,7 +107,10 @@ class UserLoss:
                 f"the function that step got must return the loss, one number; it returned {kind_of(value)}"
             )
         if not value.requires_grad:
-            raise LasgError("the loss does not depend on the parameters: compute it without no_grad() and detach()")
+            raise LasgError(
+                "the loss does not depend on the parameters: compute it without no_grad() and detach(), and a "
+                "torch.utils.checkpoint with use_reentrant=False"
+            )
         return value.reshape(())
 
     def loss_now(self) -> float:

@@ -64,6 +64,8 @@ def _values(
     if isinstance(problem, Spec):
         given = {"algorithm": algorithm, "task": name}
         return problem.but(**{key: value for key, value in given.items() if value is not None}, **settings), None
+    if isinstance(problem, str):
+        raise LasgError(f"train takes a problem or a spec: of a task, lasg.task({problem!r}).spec('lasg-wk2')")
     wrong = [key for key in settings if key in build.PROBLEM]
     if wrong:
         raise LasgError(f"{wrong[0]} is the problem's own business: set it there, not here")

@@ -21,6 +21,7 @@ from lasg.experiments.files import write_atomically
 from lasg.experiments.paper import uploads_per
 from lasg.experiments.series import Series, check_one_problem, in_order, series
 from lasg.experiments.store import Run
+from lasg.experiments.store import runs as stored_runs
 from lasg.experiments.words import prefixed, seeds_of
 from lasg.report.curves import LABELS, mean_curve, staleness
 from lasg.report.style import LINES, MARKERS, Style, style, styles
@@ -91,13 +92,16 @@ def draw(kind: str, runs: Sequence[Run], title: str, network: Network | None = N
         return settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
 
 
-def plot(runs: Run | Sequence[Run], title: str | None = None) -> Figure:
+def plot(runs: Run | Sequence[Run] | Path | str, title: str | None = None) -> Figure:
     """Draw loss against iterations, uploads and upload bits: a curve per algorithm, the mean over its seeds.
+
+    `runs` are runs, or the folder of one or of several.
 
     The figure is not pyplot's: notebooks show it when it is the value of a cell, `savefig` writes it.
     """
     require_matplotlib()
-    shown = [runs] if isinstance(runs, Run) else list(runs)
+    given = stored_runs(runs) if isinstance(runs, Path | str) else runs
+    shown = [given] if isinstance(given, Run) else list(given)
     check_one_problem(shown)
     first = shown[0].spec
     figure = draw("curves", shown, f"{first.task}, {first.partition}" if title is None else title)
