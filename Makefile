@@ -13,6 +13,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 # pip would compile all of torch, most of which the demo never imports: that took two thirds of its time. The tests start
 # many processes, and where PYTHONDONTWRITEBYTECODE is set each of them would compile again: there it is done once, at last.
+# What cannot be compiled (packages ship files for other versions of Python) is not imported either.
 define install-extras
 @$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"lasg needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...") if v < (3, 11) else None'
 $(PYTHON) -m venv $(VENV)

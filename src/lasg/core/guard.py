@@ -1,6 +1,6 @@
 """A guard against laziness that hurts: it watches what stale contributions are worth, and takes laziness back.
 
-Three things are watched, all of them known to the server without another byte:
+Three things are watched; the first two are known to the server without another byte:
 
 - **Agreement.** An upload replaces a stale contribution by a fresh one. Over the last rounds, r = ||sum of the
   innovations||^2 / (s ||aggregate||^2) is 0 where fresh and stale ones are the same and 2 where they have nothing in
@@ -39,7 +39,7 @@ class Guard:
     """The watch over one run. Its fields are numbers, the same in every process; `given_up` says why and when."""
 
     horizon: float = WINDOW
-    """Over how many rounds noise may average out."""
+    """Over how many rounds noise may average out; the server sets it from the optimizer in every round."""
     news: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """||innovation||^2 / s of the last rounds with uploads."""
     sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -108,14 +108,13 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: numbers, and lists of them."""
-        found = asdict(self)
+        found = {name: value for name, value in asdict(self).items() if name != "horizon"}
         return {name: list(value) if isinstance(value, deque | tuple) else value for name, value in found.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
         for name in ("news", "sizes", "losses"):
             setattr(self, name, deque(state[name], maxlen=WINDOW))
-        self.horizon = float(state["horizon"])
         self.lowest = (float(state["lowest"][0]), float(state["lowest"][1]))
         self.fresh_only, self.since_silence = int(state["fresh_only"]), int(state["since_silence"])
         self.given_up = str(state["given_up"])

@@ -19,7 +19,7 @@ from lasg.core.algorithms import Algorithm
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
-from lasg.core.server import PAPER_C, RHO, Laziness
+from lasg.core.server import PAPER_C, RHO, Laziness, laziness_of
 from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.experiments import composition
@@ -180,16 +180,8 @@ class Spec:
     @property
     def laziness(self) -> Laziness:
         """The constants of the rules."""
-        return Laziness(
-            workers=self.workers,
-            D=self.D,
-            c=PAPER_C if self.c is None else self.c,
-            window=self.window,
-            start=self.start,
-            c_d=self.c_d,
-            rho=self.rho,
-            guard=self.rho is not None if self.guard is None else self.guard,
-        )
+        options = {name: getattr(self, name) for name in ("rho", "c", "guard", "D", "window", "start", "c_d")}
+        return laziness_of(self.workers, **options)
 
     def _check_budgets(self) -> None:
         if not self.marks:
