@@ -24,9 +24,9 @@ from torch.nn.functional import cross_entropy
 from lasg.core.algorithms import algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness
-from lasg.engines.simulation import Simulation
 from lasg.problems.models import model
 from lasg.problems.module import ModuleProblem
+from lasg.transports.local import Simulation
 
 
 class Case(NamedTuple):
@@ -151,7 +151,7 @@ def peak(name: str) -> None:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from lasg.experiments import store
+    from lasg.runs import store
 
     found = simulation(CASES[-1]._replace(norm="local"), name)
     for _ in range(3):

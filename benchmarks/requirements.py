@@ -18,12 +18,12 @@ import numpy as np
 from lasg.core.algorithms import algorithm
 from lasg.core.contributions import Contributions
 from lasg.core.rules import RULES
+from lasg.core.training import Hosted
 from lasg.core.workers import Workers
-from lasg.engines.rounds import Hosted
-from lasg.engines.simulation import Simulation
-from lasg.experiments import build
-from lasg.experiments.tasks import task
 from lasg.problems.regression import Regression
+from lasg.runs import factories as build
+from lasg.runs.tasks import task
+from lasg.transports.local import Simulation
 
 NAMES = {"always": "sgd", "lag": "lag-wk", **{rule: f"lasg-{rule}" for rule in ("wk1", "wk2", "ps", "pse")}}
 

@@ -22,10 +22,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from lasg.data.partition import homogeneous
-from lasg.engines.simulation import Simulation
-from lasg.experiments import build
-from lasg.experiments.tasks import task
 from lasg.problems.regression import Regression
+from lasg.runs import factories as build
+from lasg.runs.tasks import task
+from lasg.transports.local import Simulation
 
 TASKS = ("ijcnn1-lr", "covtype-lr", "mnist-lr")
 GRADIENTS = {"sgd": 1, "lasg-wk2": 2, "lasg-pse": 2}

@@ -36,9 +36,9 @@ import numpy as np
 import warm
 from slow_link import ip
 
+from lasg.analysis.paper import to_csv
 from lasg.data.loaders import load
 from lasg.errors import LasgError
-from lasg.experiments.paper import to_csv
 from lasg.flower.storage import Trace
 from lasg.flower.trial import Deployment, Host
 
@@ -161,7 +161,7 @@ def simulated(rule: str, steps: int, c: float, target: float, data: str) -> list
     from lasg.core.optimizers import ClosedFormSGD, Constant
     from lasg.core.rules import RULES
     from lasg.core.server import Laziness
-    from lasg.engines.simulation import Simulation
+    from lasg.transports.local import Simulation
 
     torch.set_num_threads(1)
     sys.path.append(str(APP))

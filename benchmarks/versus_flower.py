@@ -24,8 +24,8 @@ from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import ALWAYS
 from lasg.core.server import Laziness
 from lasg.data.partition import homogeneous
-from lasg.engines.simulation import Simulation
 from lasg.problems.regression import Regression
+from lasg.transports.local import Simulation
 
 M, P, ROWS, BATCH, ETA = 10, 22, 900, 90, 0.1
 FLOWER_ROUNDS, LASG_ROUNDS = 30, 5_000

@@ -8,7 +8,7 @@ import pytest
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """The paper and the real data lie beside the project."""
 TOGETHER = (
-    "tests/experiments/test_ranks.py",
+    "tests/runs/test_on_ranks.py",
     "tests/flower/test_deployed.py",
     "tests/report/test_browser.py",
     "tests/report/test_figures.py",
@@ -57,5 +57,5 @@ def paper_tables() -> Path:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report and write a checkpoint after every round."""
-    monkeypatch.setattr("lasg.experiments.runner.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("lasg.experiments.runner.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("lasg.runs.runner.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("lasg.runs.runner.CHECKPOINT_SECONDS", -1.0)

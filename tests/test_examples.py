@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lasg.experiments.runner import run
-from lasg.experiments.spec import Spec, read
+from lasg.runs.runner import run
+from lasg.runs.spec import Spec, read
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 

@@ -18,25 +18,29 @@ MAY: dict[str, set[str]] = {
     "core": set(),
     "data": set(),
     "problems": {"core", "data"},
-    "engines": {"core", "problems"},
-    "theory": {"core", "problems", "engines"},
-    "experiments": {"core", "data", "problems", "engines", "theory"},
-    "flower": {"core", "problems", "engines", "experiments"},
-    "report": {"core", "experiments", "theory"},
-    "cli": {"core", "data", "problems", "engines", "theory", "experiments", "flower", "report"},
+    "transports": {"core", "problems"},
+    "loops": {"core", "problems", "transports"},
+    "theory": {"core", "problems", "transports"},
+    "runs": {"core", "data", "problems", "transports", "loops"},
+    "flower": {"core", "problems", "transports", "runs"},
+    "analysis": {"core", "data", "runs"},
+    "report": {"core", "data", "runs", "analysis", "theory"},
+    "cli": {"core", "data", "problems", "transports", "theory", "runs", "flower", "analysis", "report"},
 }
 FOREIGN: dict[str, set[str]] = {
     "core": {"numpy", "torch"},
     "data": {"numpy", "sklearn", "platformdirs", "PIL"},
     "problems": {"numpy", "torch", "safetensors"},
-    "engines": {"numpy", "torch"},
+    "transports": {"numpy", "torch"},
+    "loops": {"numpy", "torch"},
     "theory": {"numpy"},
-    "experiments": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl", "pandas"},
+    "analysis": {"numpy"},
+    "runs": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl", "pandas"},
     "flower": {"numpy", "torch", "safetensors", "flwr", "cryptography"},
     "report": {"numpy", "matplotlib", "jinja2", "torch"},
     "cli": {"typer", "click", "rich"},
 }
-RUNS_THINGS = ("lasg.experiments.runner", "lasg.experiments.pool", "lasg.experiments.build")
+RUNS_THINGS = ("lasg.runs.runner", "lasg.runs.pool", "lasg.runs.factories")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -75,7 +79,7 @@ def test_a_layer_imports_only_what_is_below_it(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "report").rglob("*.py")), ids=lambda path: path.name)
 def test_the_report_runs_nothing(path: Path) -> None:
-    assert not [name for name in imports(path) if name.startswith(RUNS_THINGS) or name.startswith("lasg.engines")]
+    assert not [name for name in imports(path) if name.startswith(RUNS_THINGS) or name.startswith("lasg.transports")]
 
 
 @pytest.mark.parametrize("name", ["errors.py", "counter.py", "packing.py"])

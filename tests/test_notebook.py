@@ -13,11 +13,11 @@ import lasg
 from lasg.data import manage
 from lasg.data.loaders import load
 from lasg.errors import LasgError
-from lasg.experiments import pool, runner, spec, store
-from lasg.experiments.trace import EVALUATED
 from lasg.flower import new
 from lasg.report import page, plots, sinks
-from tests.experiments.made import small, stop_after
+from lasg.runs import pool, runner, spec, store
+from lasg.runs.trace import EVALUATED
+from tests.runs.samples import small, stop_after
 
 PNG = b"\x89PNG"
 

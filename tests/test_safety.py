@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.ranks import on_ranks
+from tests.transports.ranks import on_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 

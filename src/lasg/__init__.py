@@ -9,28 +9,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lasg.analysis.compare import summarise
     from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm
     from lasg.core.codecs import QSGD, Codec, Dense
     from lasg.core.ledger import Ledger
     from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
     from lasg.core.rules import RULES, Record, Rule
     from lasg.core.server import Laziness, Server
+    from lasg.core.training import Round
     from lasg.core.workers import Workers
-    from lasg.engines.distributed import Distributed
-    from lasg.engines.lazy import LazyOptimizer
-    from lasg.engines.links import join
-    from lasg.engines.rounds import Round
-    from lasg.engines.simulation import Simulation
     from lasg.errors import Diverged, Faulty, LasgError
-    from lasg.experiments.build import problem, simulation
-    from lasg.experiments.compare import summarise
-    from lasg.experiments.own import train
-    from lasg.experiments.spec import Spec
-    from lasg.experiments.store import Run, read, runs
-    from lasg.experiments.tasks import TASKS, task
+    from lasg.loops.lazy_optimizer import LazyOptimizer
     from lasg.problems.module import ModuleProblem
     from lasg.problems.regression import Regression
     from lasg.report.plots import plot
+    from lasg.runs.factories import problem, simulation
+    from lasg.runs.spec import Spec
+    from lasg.runs.store import Run, read, runs
+    from lasg.runs.tasks import TASKS, task
+    from lasg.runs.train import train
+    from lasg.transports.links import join
+    from lasg.transports.local import Simulation
+    from lasg.transports.ranks import Distributed
 
 __version__ = "0.1.0"
 
@@ -42,18 +42,18 @@ _HOMES = {
     "core.rules": ("RULES", "Record", "Rule"),
     "core.server": ("Laziness", "Server"),
     "core.workers": ("Workers",),
-    "engines.distributed": ("Distributed",),
-    "engines.lazy": ("LazyOptimizer",),
-    "engines.links": ("join",),
-    "engines.rounds": ("Round",),
-    "engines.simulation": ("Simulation",),
+    "transports.ranks": ("Distributed",),
+    "loops.lazy_optimizer": ("LazyOptimizer",),
+    "transports.links": ("join",),
+    "core.training": ("Round",),
+    "transports.local": ("Simulation",),
     "errors": ("Diverged", "Faulty", "LasgError"),
-    "experiments.build": ("problem", "simulation"),
-    "experiments.compare": ("summarise",),
-    "experiments.own": ("train",),
-    "experiments.spec": ("Spec",),
-    "experiments.store": ("Run", "read", "runs"),
-    "experiments.tasks": ("TASKS", "task"),
+    "runs.factories": ("problem", "simulation"),
+    "analysis.compare": ("summarise",),
+    "runs.train": ("train",),
+    "runs.spec": ("Spec",),
+    "runs.store": ("Run", "read", "runs"),
+    "runs.tasks": ("TASKS", "task"),
     "problems.module": ("ModuleProblem",),
     "problems.regression": ("Regression",),
     "report.plots": ("plot",),

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lasg.experiments import runner, standing, store
-from lasg.experiments import spec as specs
-from lasg.experiments.tasks import task
+from lasg.cli import theory_note
 from lasg.problems.regression import Regression
+from lasg.runs import runner, store
+from lasg.runs import spec as specs
+from lasg.runs.tasks import task
 
 from .conftest import Done, Lasg, complaints, said
 
@@ -130,7 +131,8 @@ def test_networks_have_no_standing(lasg: Lasg) -> None:
 def test_no_numbers_stop_a_run_or_its_line(tmp_path: Path, changes: dict[str, Any]) -> None:
     spec = task("breast-cancer").spec("lasg-wk2", iterations=3, **changes)
     found = runner.run(spec, tmp_path / "run")
-    assert len(standing.lines([found])) <= 1
+    theory_note.annotate([found])
+    assert len(theory_note.lines([found])) <= 1
     json.loads((tmp_path / "run" / store.META).read_text(), parse_constant=pytest.fail)
 
 
@@ -138,13 +140,14 @@ def test_data_without_features_has_no_standing() -> None:
     problem = Regression(
         np.zeros((4, 2)), np.array([0, 1, 0, 1]), [np.arange(4)], classes=2, batch=1.0, seed=0, lam=0.0
     )
-    assert standing.of(task("digits").spec("sgd", workers=1), problem) is None
+    assert theory_note.of(task("digits").spec("sgd", workers=1), problem) is None
 
 
-def test_what_was_stored_before_there_were_standings_is_read_as_it_is(lasg: Lasg) -> None:
+def test_a_stored_run_without_the_note_gets_it(lasg: Lasg) -> None:
     fine(lasg("run", "breast-cancer", "-a", "lasg-wk2", *FEW))
     (folder,) = Path("runs").iterdir()
     meta = store.read(folder).meta
     del meta["theory"]
     store.write_meta(folder, meta)
-    assert not notices(fine(lasg("run", "breast-cancer", "-a", "lasg-wk2", *FEW)))
+    assert len(notices(fine(lasg("run", "breast-cancer", "-a", "lasg-wk2", *FEW)))) == 1
+    assert store.read(folder).meta["theory"]["theorem"] == "thm:nonconvex"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import lasg as package
-from lasg.cli import experiments as commands
+from lasg.analysis.paper import COLUMNS
+from lasg.cli import training as commands
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.ledger import COUNTS
 from lasg.data.sources import DATASETS
-from lasg.experiments import store
-from lasg.experiments.paper import COLUMNS
-from lasg.experiments.tasks import TASKS
+from lasg.runs import store
+from lasg.runs.tasks import TASKS
 
 from .conftest import Done, Lasg, complaints, said, spawn
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from lasg.cli import live
 from lasg.cli.live import LOG_SECONDS, Log, Meter, describe, following
 from lasg.core.ledger import Ledger
-from lasg.experiments.runner import run
-from lasg.experiments.status import Status, of_stored
-from tests.experiments.made import made_up, small
+from lasg.runs.runner import run
+from lasg.runs.status import Status, of_stored
+from tests.runs.samples import made_up, small
 
 WORKERS = small("sgd").workers
 

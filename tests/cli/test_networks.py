@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from lasg.analysis import paper, savings
 from lasg.cli.live import MOST_COMPLAINTS, Meter, complaints, describe
 from lasg.core.ledger import Ledger
 from lasg.data import weights
-from lasg.experiments import paper, pretrained, savings
-from lasg.experiments.spec import Spec
-from lasg.experiments.status import Status
-from lasg.experiments.store import Run
-from lasg.experiments.tasks import task
-from tests.experiments.made import made_up, small
+from lasg.runs import pretrained
+from lasg.runs.spec import Spec
+from lasg.runs.status import Status
+from lasg.runs.store import Run
+from lasg.runs.tasks import task
+from tests.runs.samples import made_up, small
 
 from .conftest import Lasg
 

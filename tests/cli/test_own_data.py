@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lasg.experiments import store
-from lasg.experiments.commands import command
-from lasg.experiments.spec import read
+from lasg.runs import store
+from lasg.runs.commands import command
+from lasg.runs.spec import read
 
 from .conftest import Lasg, complaints, said
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lasg.experiments import store
+from lasg.runs import store
 
 from .conftest import Done, Lasg, complaints, environment, said, spawn
 

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lasg.analysis import link_time as clock
+from lasg.analysis.compare import shared_target, summarise
+from lasg.analysis.link_model import PRESETS
 from lasg.core.ledger import COUNTS
-from lasg.core.network import PRESETS
-from lasg.experiments import clock, figures, store
-from lasg.experiments.compare import shared_target, summarise
-from lasg.experiments.runner import run
-from lasg.experiments.store import Run
-from lasg.experiments.tasks import task
-from lasg.experiments.trace import EVALUATED, ROUNDS
+from lasg.report import paper_figures as figures
+from lasg.runs import store
+from lasg.runs.runner import run
+from lasg.runs.store import Run
+from lasg.runs.tasks import task
+from lasg.runs.trace import EVALUATED, ROUNDS
 
 from .conftest import Done, Lasg, complaints, said
 

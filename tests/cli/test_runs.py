@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lasg.experiments import runner, store
-from lasg.experiments.files import LOCK
-from lasg.experiments.spec import Spec
-from lasg.experiments.status import Status
-from lasg.experiments.tasks import task
+from lasg.runs import runner, store
+from lasg.runs.files import LOCK
+from lasg.runs.spec import Spec
+from lasg.runs.status import Status
+from lasg.runs.tasks import task
 
 from .conftest import Lasg, said
 

@@ -13,8 +13,8 @@ from lasg.core.clipping import Clipped
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import RULES
 from lasg.core.server import Laziness
-from lasg.engines.simulation import Simulation
 from lasg.errors import Faulty, LasgError
+from lasg.transports.local import Simulation
 from tests.core.toy import KINDS, SMOOTHNESS, WEIGHTS, M, P, Toy, as_kind, numpy_of
 
 EVERY_RULE = tuple(RULES)

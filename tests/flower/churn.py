@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lasg.analysis.paper import to_csv
 from lasg.core import codecs
 from lasg.core.ledger import COUNTS
-from lasg.experiments.paper import to_csv
 from lasg.flower import new, storage
 from lasg.flower.trial import Deployment
 from lasg.packing import unpacked

@@ -14,10 +14,10 @@ from torch import nn
 
 from lasg import ModuleProblem
 from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.engines.federated import Federated
-from lasg.engines.rounds import Rounds
-from lasg.engines.simulation import Simulation
+from lasg.core.training import Rounds
 from lasg.flower import Settings, apps, client_app
+from lasg.transports.federation import Federated
+from lasg.transports.local import Simulation
 from tests.flower.grid import Inline
 
 WORKERS, TEST = 3, 297

@@ -14,14 +14,14 @@ from flwr.app import Context
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.arrays import host
 from lasg.core.optimizers import ClosedFormSGD
-from lasg.engines.federated import Federated
-from lasg.engines.rounds import Hosted
+from lasg.core.training import Hosted
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app
 from lasg.flower.records import GridCarrier
-from tests.engines.test_distributed import SIZES, M, regression
-from tests.engines.test_federated import STEP, advanced, simulated
+from lasg.transports.federation import Federated
 from tests.flower.grid import Inline
+from tests.transports.test_federation import STEP, advanced, simulated
+from tests.transports.test_ranks import SIZES, M, regression
 
 
 class Own(Hosted):

@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from lasg.core.arrays import host
-from lasg.engines.federated import Federated
 from lasg.flower.records import ARRAYS, HEAD, STYPE, parcel
-from tests.engines.test_distributed import M
+from lasg.transports.federation import Federated
 from tests.flower.grid import Inline
 from tests.flower.test_apps import federated
+from tests.transports.test_ranks import M
 
 CASES, ROUNDS = 60, 60
 ODD: list[Any] = [

@@ -11,8 +11,8 @@ from lasg import counter
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Schedule
 from lasg.core.server import Laziness
-from lasg.engines.simulation import Simulation
 from lasg.problems.regression import Regression
+from lasg.transports.local import Simulation
 from tests.paper import transcription as paper
 
 SEED = 20

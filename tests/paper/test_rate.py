@@ -9,8 +9,8 @@ import pytest
 from lasg.core.optimizers import ClosedFormSGD, Decreasing
 from lasg.core.rules import RULES
 from lasg.core.server import Laziness
-from lasg.engines.simulation import Simulation
 from lasg.problems.regression import Regression
+from lasg.transports.local import Simulation
 
 SEEDS, P, D, MU, K0 = 8, 10, 5, 0.3, 20.0
 SIZES = (20, 40, 30, 30)

@@ -17,12 +17,12 @@ from torch.utils.data import TensorDataset
 
 import lasg
 from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.engines.simulation import Simulation
 from lasg.errors import LasgError
 from lasg.problems.flat import FlatView
 from lasg.problems.images import Images
 from lasg.problems.models import CNN, MODELS, ResNet18, load_weights, model
 from lasg.problems.module import ModuleProblem
+from lasg.transports.local import Simulation
 
 N, M = 60, 4
 

@@ -16,13 +16,13 @@ import lasg
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness, Server
 from lasg.data.loaders import load
-from lasg.engines.simulation import Simulation
 from lasg.errors import Faulty, LasgError
-from lasg.experiments import store
-from lasg.experiments.status import Status
 from lasg.problems.models import MODELS, load_weights, model, read_weights
 from lasg.problems.module import ModuleProblem
-from tests.experiments.made import stop_after
+from lasg.runs import store
+from lasg.runs.status import Status
+from lasg.transports.local import Simulation
+from tests.runs.samples import stop_after
 
 N = 60
 SHARDS = np.split(np.arange(N), [10, 25, 40])

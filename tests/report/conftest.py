@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lasg.core.algorithms import ALGORITHMS
-from lasg.experiments.runner import run
-from lasg.experiments.store import Run
-from tests.experiments.made import small
+from lasg.runs.runner import run
+from lasg.runs.store import Run
+from tests.runs.samples import small
 
 
 @pytest.fixture(scope="session")

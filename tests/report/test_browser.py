@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lasg.experiments.store import Run
 from lasg.report import page as pages
+from lasg.runs.store import Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

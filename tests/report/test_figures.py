@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from lasg.analysis import link_time as clock
+from lasg.analysis import paper
+from lasg.analysis.compare import shared_target, summarise
+from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.series import in_order, series
 from lasg.core.algorithms import ALGORITHMS
-from lasg.core.network import PRESETS, Network
 from lasg.errors import LasgError
-from lasg.experiments import clock, paper
-from lasg.experiments.compare import shared_target, summarise
-from lasg.experiments.figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
-from lasg.experiments.series import in_order, series
-from lasg.experiments.store import Run, read
-from lasg.experiments.tasks import SETTINGS, TASKS
 from lasg.report import plots
 from lasg.report.curves import mean_curve, staleness
+from lasg.report.paper_figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
 from lasg.report.style import LINES, MARKERS, style, styles
-from tests.experiments.made import made_up, small
+from lasg.runs.store import Run, read
+from lasg.runs.tasks import SETTINGS, TASKS
+from tests.runs.samples import made_up, small
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,23 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lasg
-from lasg.cli import experiments as commands
+from lasg.analysis import link_time as clock
+from lasg.analysis.compare import Summary, shared_target, summarise
+from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.series import in_order, series
+from lasg.cli import training as commands
 from lasg.cli.main import main
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.ledger import COUNTS
-from lasg.core.network import PRESETS, Network
 from lasg.errors import LasgError
-from lasg.experiments import clock, store
-from lasg.experiments.compare import Summary, shared_target, summarise
-from lasg.experiments.runner import run
-from lasg.experiments.series import in_order, series
-from lasg.experiments.spec import Spec
-from lasg.experiments.store import Run
-from lasg.experiments.tasks import task
-from lasg.experiments.trace import Arrays
 from lasg.report import page
 from lasg.report.curves import thin
-from tests.experiments.made import made_up, small
+from lasg.runs import store
+from lasg.runs.runner import run
+from lasg.runs.spec import Spec
+from lasg.runs.store import Run
+from lasg.runs.tasks import task
+from lasg.runs.trace import Arrays
+from tests.runs.samples import made_up, small
 
 # -- reading HTML ------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lasg.analysis.series import series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
-from lasg.experiments.series import series
 from lasg.report import plots
 from lasg.report.curves import mean_curve
 from lasg.report.style import style
-from tests.experiments.made import made_up, small
+from tests.runs.samples import made_up, small
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

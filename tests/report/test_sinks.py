@@ -14,14 +14,14 @@ import pytest
 
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
-from lasg.experiments import pool, runner, store
-from lasg.experiments.runner import resume, run
-from lasg.experiments.spec import Spec
-from lasg.experiments.status import Status, of_stored
-from lasg.experiments.store import Run
-from lasg.experiments.trace import EVALUATED
 from lasg.report.sinks import EVENTS, Csv, Sinks, TensorBoard
-from tests.experiments.made import Stopped, made_up, small, stop_after
+from lasg.runs import pool, runner, store
+from lasg.runs.runner import resume, run
+from lasg.runs.spec import Spec
+from lasg.runs.status import Status, of_stored
+from lasg.runs.store import Run
+from lasg.runs.trace import EVALUATED
+from tests.runs.samples import Stopped, made_up, small, stop_after
 
 SPECS = [
     small("lasg-wk2", evaluate=7),

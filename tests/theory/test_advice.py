@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from lasg.core.optimizers import Constant, Decreasing
 from lasg.theory.advice import Column, Run, advise
+from lasg.theory.applicability import Settings, judge
 from lasg.theory.bounds import Nonconvex, Quantised, StronglyConvex
 from lasg.theory.measures import Measures
-from lasg.theory.standing import Settings, judge
 
 MEASURES = Measures(
     L=2.0,

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.cli import options
+from lasg.cli import options, theory_note
 from lasg.cli.live import counting
 from lasg.cli.running import fetch
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.core.algorithms import algorithm as named
 from lasg.core.codecs import QSGD
 from lasg.errors import LasgError
-from lasg.experiments import build, standing
-from lasg.experiments.files import check_writable, write_atomically
-from lasg.experiments.runner import steadily
-from lasg.experiments.spec import Spec
-from lasg.experiments.tasks import task as task_named
+from lasg.runs import factories as build
+from lasg.runs.files import check_writable, write_atomically
+from lasg.runs.runner import steadily
+from lasg.runs.spec import Spec
+from lasg.runs.tasks import task as task_named
 from lasg.theory import advice
 from lasg.theory.advice import Column
 from lasg.theory.measures import Measures, measure, pieces
@@ -63,7 +63,7 @@ def advise(
     if column not in COLUMNS:
         raise LasgError(f"unknown column {column!r}: {', '.join(COLUMNS)}")
     spec = task_named(task).changed(algorithm, setting, seed, options.read_changes(changes, scale=scale))
-    why = standing.unfit(spec)
+    why = theory_note.unfit(spec)
     if why:
         raise LasgError(f"there is no advice for this: {why}")
     check_writable(out_file)
@@ -72,7 +72,7 @@ def advise(
         problem = build.problem(spec, data_dir)
         with counting(pieces(problem), "measuring") as tell:
             found = measure(problem, tell)
-    columns = advice.advise(found, standing.settings_of(spec), _run(spec))
+    columns = advice.advise(found, theory_note.settings_of(spec), _run(spec))
     chosen = next(one for one in columns if one.name == column)
     write_atomically(out_file, _spec(spec, chosen).to_toml().encode())
     if json:

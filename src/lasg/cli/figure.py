@@ -12,7 +12,7 @@ from lasg.cli.options import RUNS
 from lasg.cli.running import run_all
 from lasg.cli.show import err, out, print_json
 from lasg.errors import LasgError
-from lasg.experiments import figures as known
+from lasg.report import paper_figures as known
 from lasg.report import plots
 
 

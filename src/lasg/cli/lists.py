@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from lasg.analysis.formatting import measure
+from lasg.analysis.link_model import NUMBERS, PRESETS
 from lasg.cli import data, options
 from lasg.cli.show import err, new_table, out, print_json, runs_table
 from lasg.core.algorithms import ALGORITHMS
-from lasg.core.network import NUMBERS, PRESETS
-from lasg.experiments import catalog
-from lasg.experiments.figures import listed as figure_names
-from lasg.experiments.tasks import TASKS
-from lasg.experiments.words import measure
+from lasg.report.paper_figures import listed as figure_names
+from lasg.runs import catalog
+from lasg.runs.tasks import TASKS
 
 app = typer.Typer(
     help="List tasks with their defaults, algorithms, stored runs, figures, networks, or data sets.",

@@ -21,10 +21,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from lasg.analysis.formatting import about, duration, short
 from lasg.cli.show import err
 from lasg.data.cache import Progress as Told
-from lasg.experiments.status import Report, Status
-from lasg.experiments.words import about, duration, short
+from lasg.runs.status import Report, Status
 
 LOG_SECONDS = 5.0
 """How often a log file gets a line."""

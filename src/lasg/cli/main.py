@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 import lasg
-from lasg.cli import advise, data, experiments, figure, flower, lists, paper, report, theory
+from lasg.analysis.link_time import EVERY
+from lasg.cli import advise, data, figure, flower, lists, paper, report, theory
+from lasg.cli import training as experiments
 from lasg.cli.show import err
 from lasg.errors import Elsewhere, LasgError, Stopped
-from lasg.experiments.clock import EVERY
 
 try:
     from typer.exceptions import TyperException as UsageProblem  # type: ignore[import-not-found, unused-ignore]

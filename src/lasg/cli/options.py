@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from lasg.analysis.paper import CAP
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
-from lasg.experiments.paper import CAP
-from lasg.experiments.spec import Spec, parse_pairs, with_budget
+from lasg.runs.spec import Spec, parse_pairs, with_budget
 
 RUNS = Path("runs")
 """Where runs are stored if nobody says otherwise."""

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from lasg.analysis import paper as papers
+from lasg.analysis import savings
+from lasg.analysis.formatting import seeds_of
 from lasg.cli import options
 from lasg.cli.options import RUNS
 from lasg.cli.running import run_all
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
-from lasg.experiments import paper as papers
-from lasg.experiments import savings
-from lasg.experiments.files import write_atomically
-from lasg.experiments.spec import folder_name
-from lasg.experiments.store import Run
-from lasg.experiments.words import seeds_of
+from lasg.runs.files import write_atomically
+from lasg.runs.spec import folder_name
+from lasg.runs.store import Run
 
 
 def paper(

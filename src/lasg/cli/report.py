@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from lasg.analysis import link_time as clock
+from lasg.analysis.formatting import counted
 from lasg.cli import options
 from lasg.cli.show import out, print_json
 from lasg.errors import LasgError
-from lasg.experiments import clock, store
-from lasg.experiments.words import counted
 from lasg.report import page
+from lasg.runs import store
 
 
 def report(

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import typer
 
-from lasg.cli import live
+from lasg.cli import live, theory_note
 from lasg.cli.options import Ranks
 from lasg.cli.show import err
 from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
 from lasg.data.suspicions import suspicions
 from lasg.errors import Stopped
-from lasg.experiments import catalog, pool, pretrained, runner
-from lasg.experiments.spec import Spec
-from lasg.experiments.status import Report, Status
-from lasg.experiments.store import Run
 from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
+from lasg.runs import catalog, pool, pretrained, runner
+from lasg.runs.spec import Spec
+from lasg.runs.status import Report, Status
+from lasg.runs.store import Run
 
 
 def run_all(
@@ -57,6 +57,7 @@ def run_all(
                 done = pool.run_all(
                     some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report
                 )
+    theory_note.annotate(done, data_dir)
     runs = dict(zip(once, done, strict=True))
     return [runs[spec.digest] for spec in listed]
 
@@ -95,8 +96,8 @@ def _run_on_ranks(
     tensorboard: Path | None,
 ) -> list[Run]:
     """Run the specs one after another, on all ranks; the first returns the runs, the others end."""
-    from lasg.engines.links import PATIENT, join, leave
-    from lasg.experiments import ranks
+    from lasg.runs import on_ranks as ranks
+    from lasg.transports.links import PATIENT, join, leave
 
     links = join(how.timeout)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # once a host
@@ -123,7 +124,9 @@ def _run_on_ranks(
     leave()
     if links.rank:
         raise typer.Exit
-    return [run for run in found if run is not None]
+    stored = [run for run in found if run is not None]
+    theory_note.annotate(stored, data_dir)
+    return stored
 
 
 def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None) -> Path:

@@ -12,12 +12,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from lasg.analysis.compare import Summary, why_no_savings
+from lasg.analysis.formatting import duration, factor, plus_minus, short, small
+from lasg.analysis.link_model import Network
 from lasg.core.ledger import COUNTS
-from lasg.core.network import Network
-from lasg.experiments.catalog import Entry
-from lasg.experiments.compare import Summary, why_no_savings
-from lasg.experiments.store import Run
-from lasg.experiments.words import duration, factor, plus_minus, short, small
+from lasg.runs.catalog import Entry
+from lasg.runs.store import Run
 
 
 def _console(stderr: bool) -> Console:

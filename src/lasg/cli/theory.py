@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from lasg.analysis.formatting import counted
+from lasg.analysis.paper import to_csv
 from lasg.cli import options
 from lasg.cli.live import counting
 from lasg.cli.show import new_table, out, print_json, titled
-from lasg.experiments.files import check_writable, write_atomically
-from lasg.experiments.paper import to_csv
-from lasg.experiments.words import counted
 from lasg.report import plots
 from lasg.report import theory as pictures
+from lasg.runs.files import check_writable, write_atomically
 from lasg.theory import check as measured
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
 from lasg.theory.estimates import Claim

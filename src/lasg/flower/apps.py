@@ -18,15 +18,15 @@ from torch import nn
 from lasg.core.arrays import Array, FloatArray, zeros
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.workers import Oracle
-from lasg.engines.federated import Failed, Federated, Refused
-from lasg.engines.nodes import FAILED, Node, Parcel
 from lasg.errors import LasgError, first_line
-from lasg.experiments.files import locked
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
 from lasg.flower.storage import MODEL, TRACE, Trace, checkpoint, choose, resume, write_model
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
+from lasg.runs.files import locked
+from lasg.transports.federation import Failed, Federated, Refused
+from lasg.transports.nodes import FAILED, Node, Parcel
 
 MEMORY, FAILURE = "lasg.memory", "lasg.failure"
 SECURE = {"secagg_mod", "secaggplus_mod", "secaggplus_base"}

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from lasg.engines.nodes import FAILED, Parcel
+from lasg.transports.nodes import FAILED, Parcel
 
 HEAD, ARRAYS = "lasg", "lasg.arrays"
 STYPE = "lasg.little-endian"

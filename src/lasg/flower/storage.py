@@ -14,11 +14,11 @@ from torch import nn
 
 from lasg.core.arrays import copies
 from lasg.core.ledger import COUNTS
-from lasg.engines.federated import Federated
 from lasg.errors import LasgError
-from lasg.experiments.files import write_atomically
 from lasg.packing import packed, unpacked
 from lasg.problems.buffers import named_tensors
+from lasg.runs.files import write_atomically
+from lasg.transports.federation import Federated
 
 CHECKPOINT, PREVIOUS, STATUS = "server.safetensors", "server-previous.safetensors", "server.json"
 MODEL, TRACE = "model.safetensors", "trace.csv"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lasg.analysis.compare import spent
+from lasg.analysis.link_model import Network
+from lasg.analysis.series import Series
 from lasg.core.arrays import FloatArray, IntArray, Mask
-from lasg.core.network import Network
-from lasg.experiments.compare import spent
-from lasg.experiments.series import Series
 
 LABELS = {
     "iterations": "iterations",

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 import lasg
-from lasg.core.network import NUMBERS, PRESETS, Network
+from lasg.analysis import verdict
+from lasg.analysis.compare import Summary, shared_target, spent, summarise
+from lasg.analysis.formatting import duration, factor, measure, short, small
+from lasg.analysis.link_model import NUMBERS, PRESETS, Network
+from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError
-from lasg.experiments import verdict
-from lasg.experiments.commands import command
-from lasg.experiments.compare import Summary, shared_target, spent, summarise
-from lasg.experiments.files import write_atomically
-from lasg.experiments.series import Series, check_one_problem, in_order, series
-from lasg.experiments.store import Run
-from lasg.experiments.words import duration, factor, measure, short, small
 from lasg.report.curves import LABELS, mean_curve, thin
 from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, styles
+from lasg.runs.commands import command
+from lasg.runs.files import write_atomically
+from lasg.runs.store import Run
 
 AXES = {name: LABELS[name] for name in ("iterations", "uploads", "bits_up", "bits_total", "gradients", "seconds")}
 """What a curve can be drawn against."""

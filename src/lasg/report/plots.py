@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lasg.core.network import PRESETS, Network
+from lasg.analysis.compare import shared_target, summarise
+from lasg.analysis.formatting import prefixed, seeds_of
+from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.paper import uploads_per
+from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError, missing_extra
-from lasg.experiments.compare import shared_target, summarise
-from lasg.experiments.files import write_atomically
-from lasg.experiments.paper import uploads_per
-from lasg.experiments.series import Series, check_one_problem, in_order, series
-from lasg.experiments.store import Run
-from lasg.experiments.store import runs as stored_runs
-from lasg.experiments.words import prefixed, seeds_of
 from lasg.report.curves import LABELS, mean_curve, staleness
 from lasg.report.style import LINES, MARKERS, Style, style, styles
+from lasg.runs.files import write_atomically
+from lasg.runs.store import Run
+from lasg.runs.store import runs as stored_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

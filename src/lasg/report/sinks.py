@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError, missing_extra
-from lasg.experiments.files import told
-from lasg.experiments.status import Status
-from lasg.experiments.trace import EVALUATED
+from lasg.runs.files import told
+from lasg.runs.status import Status
+from lasg.runs.trace import EVALUATED
 
 EVENTS = "events.out.tfevents.*"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lasg.analysis.series import Series
 from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm
 from lasg.core.codecs import Dense
-from lasg.experiments.series import Series
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Lines by Plotly's names."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lasg.core.optimizers import Constant
+from lasg.theory.applicability import COVERED, Settings, Standing, judge
 from lasg.theory.bounds import Nonconvex, Quantised, StronglyConvex
 from lasg.theory.constants import quantiser_variance
 from lasg.theory.measures import Measures
 from lasg.theory.names import name_of
-from lasg.theory.standing import COVERED, Settings, Standing, judge
 
 Name = Literal["safe", "paper", "practical"]
 

@@ -19,13 +19,13 @@ import numpy as np
 from lasg.core.algorithms import algorithm as named
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing
 from lasg.core.server import Laziness
-from lasg.engines.rounds import Round
-from lasg.engines.simulation import Simulation
+from lasg.core.training import Round
 from lasg.errors import LasgError
 from lasg.theory import constants
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
 from lasg.theory.estimates import Claim, Curve, Vector, curve, highest, interval, jackknife, lowest, slope
 from lasg.theory.synthetic import Quadratics, Ripples, Synthetic, quadratics, ripples
+from lasg.transports.local import Simulation
 
 D = 4
 BITS = 4

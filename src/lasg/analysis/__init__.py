@@ -1,0 +1,1 @@
+"""What stored runs say: comparisons, tables, time on links."""

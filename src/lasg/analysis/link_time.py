@@ -1,0 +1,98 @@
+"""From a stored run to seconds and bytes: the network model of `lasg.analysis.link_model` on the run's rounds."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lasg.analysis.link_model import NUMBERS, PRESETS, Network, Traffic, round_seconds
+from lasg.errors import LasgError, did_you_mean
+from lasg.runs.spec import parse_pairs
+from lasg.runs.store import Run
+
+EVERY = "all"
+"""In place of a network's name: every preset."""
+
+
+def network(text: str) -> Network:
+    """Read a network: a preset, a preset with changes such as mobile:up=2e6,latency=0.1, or a TOML file."""
+    if text.endswith(".toml"):
+        return _from_file(Path(text))
+    name, _, changes = text.partition(":")
+    if name not in PRESETS:
+        raise LasgError(
+            f"unknown network {name!r}.{did_you_mean(name, [*PRESETS, EVERY])} Known: {', '.join(PRESETS)}; "
+            f"{EVERY} for every one; or a .toml file"
+        )
+    if not changes:
+        return PRESETS[name]
+    values = parse_pairs(changes.split(","), f"a network, such as {name}:up=2e6,")
+    return _changed(text, {**asdict(PRESETS[name]), **values})
+
+
+def networks(text: str) -> list[Network]:
+    """Read one network, or every preset."""
+    return list(PRESETS.values()) if text == EVERY else [network(text)]
+
+
+def _from_file(path: Path) -> Network:
+    """Read a network from TOML: latency, up, down, gradient; each a number or a list, one a worker."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LasgError(f"cannot read the network {path}: {error}") from None
+    return _changed(path.stem, values)
+
+
+def _changed(name: str, values: dict[str, Any]) -> Network:
+    values = {**values, "name": name}
+    for key in values:
+        if key not in {*NUMBERS, "name", "shared"}:
+            raise LasgError(f"network {name}: unknown key {key!r}. Valid keys: {', '.join(NUMBERS)}, shared")
+    missing = [key for key in NUMBERS if key not in values]
+    if missing:
+        raise LasgError(f"network {name}: {missing[0]} is missing. It needs {', '.join(NUMBERS)}")
+    return Network(**values)
+
+
+def traffic(run: Run) -> Traffic:
+    """Return what the rounds of a stored run carried."""
+    trace, spec = run.trace, run.spec
+    chosen = spec.composition
+    rule, H = chosen.rule, chosen.local_steps(spec.H)
+    uploaded = run.uploads
+    return Traffic(
+        uploaded=uploaded,
+        server_rule=rule.where == "server",
+        # Where there was no threshold, laziness had been given up, and nobody computed a probe.
+        evaluations=np.where(np.isnan(trace["threshold"]), 1, rule.points(np.arange(len(uploaded)), spec.D)) * H,
+        model_bits=_each(trace["bits_down"], trace["downloads"]),
+        upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
+        silent_bits=rule.flag_bits,
+    )
+
+
+def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
+    """Return the bits of one message, the mean of a run's: only those of a codec of the caller's own may differ."""
+    return float(bits[-1] / messages[-1]) if messages[-1] else 0.0
+
+
+def seconds(run: Run, chosen: Network) -> npt.NDArray[np.float64]:
+    """Return the simulated seconds that had passed at each evaluation of a run; computed once a network."""
+    if chosen not in run.derived:
+        passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])
+        run.derived[chosen] = passed[run.trace["rounds"]]
+    known: npt.NDArray[np.float64] = run.derived[chosen]
+    return known
+
+
+def bits_total(run: Run) -> npt.NDArray[np.int64]:
+    """Return the bits that had travelled at each evaluation, in both directions, control bits included."""
+    trace = run.trace
+    total: npt.NDArray[np.int64] = trace["bits_up"] + trace["bits_down"] + trace["control_bits"]
+    return total

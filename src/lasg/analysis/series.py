@@ -1,0 +1,158 @@
+"""Runs that belong together: the seeds of one algorithm under one setting are one series, one curve, one row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lasg.core.algorithms import ALGORITHMS
+from lasg.errors import LasgError
+from lasg.runs.spec import OWN, Spec
+from lasg.runs.store import Run
+
+PROBLEM = (
+    *("task", "data", "label_column", "scale", "workers", "partition", "alpha", "classes", "sizes", "cut", "lam"),
+    "model",
+)
+"""What two runs must share for their losses to be comparable."""
+LAZINESS = {"D", "c", "window", "c_d", "rho", "guard"}
+"""How lazy the workers are: of no use to an algorithm that always uploads."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One algorithm under one setting, over its seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.runs[0].spec.algorithm
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds diverged."""
+        return sum(run.status == "diverged" for run in self.runs)
+
+
+def series(runs: Iterable[Run]) -> list[Series]:
+    """Group runs by algorithm and `settings`, in order of appearance.
+
+    The label is the algorithm's name; where one algorithm has several settings, what differs is added to it. Of runs
+    that differ in when they stop alone, the one that went furthest stands for all: the others are its beginning. A
+    copy of a run is the same run.
+    """
+    groups: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        seeds = groups.setdefault(repr(sorted(settings(run.spec).items())), {})
+        known = seeds.get(run.spec.seed)
+        if known is None or (known.spec != run.spec and _length(run) > _length(known)):
+            seeds[run.spec.seed] = run
+    found = [tuple(seeds.values()) for seeds in groups.values()]
+    return [Series(_label(group[0], [other[0] for other in found]), group) for group in found]
+
+
+def settings(spec: Spec) -> dict[str, Any]:
+    """Return what decides the course of a run, besides the seed: not when it stops, nor what its algorithm ignores."""
+    kind = spec.composition
+    unused = {"seed", "until", "iterations", "watch", "marks", "patience", "own_rule", "own_codec"}
+    if kind.rule.left is None:
+        unused |= LAZINESS
+    if kind.rule.estimate is None:
+        unused |= {"start"}
+    if kind.rule.where != "server" or kind.rule.estimate is not None:
+        unused |= {"smoothness"}
+    if kind.own_steps is not None or not kind.local:
+        unused |= {"H"}
+    if kind.own_codec is not None or not kind.quantised:
+        unused |= {"bits", "bucket"}
+    return {key: value for key, value in spec.to_dict().items() if key not in unused} | _own_parts(spec)
+
+
+def _own_parts(spec: Spec) -> dict[str, Any]:
+    """Return what tells a rule or codec of the caller's own from another of its name: settings, and the rest."""
+    rule, codec = spec.own_rule, spec.own_codec
+    found = {} if codec is None else {f"codec.{key}": value for key, value in codec.get("settings", {}).items()}
+    prints = {"rule": rule, "codec": codec}
+    return found | {key: table["fingerprint"] for key, table in prints.items() if table is not None}
+
+
+def _length(run: Run) -> int:
+    return len(run.trace["threshold"])
+
+
+def _label(run: Run, firsts: Sequence[Run]) -> str:
+    rivals = [settings(other.spec) for other in firsts if other.spec.algorithm == run.spec.algorithm]
+    own = settings(run.spec)
+    keys = dict.fromkeys(key for values in rivals for key in values)
+    differing = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
+    for least in ("evaluate", "codec", "rule"):  # how often it was looked at, and fingerprints, say least of all
+        if len(differing) > 1:
+            differing = [key for key in differing if key != least]
+    return " ".join([run.spec.algorithm, *(f"{key}={_shown(own.get(key))}" for key in differing)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{_shown(part)}" for key, part in value.items()) or "-"
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return "-" if value is None else str(value)
+
+
+def in_order(found: Iterable[Series]) -> list[Series]:
+    """Sort series as the twelve algorithms are listed everywhere, others after them; settings by their numbers."""
+    listed = list(found)
+    place = {name: i for i, name in enumerate(dict.fromkeys([*ALGORITHMS, *(one.algorithm for one in listed)]))}
+    return sorted(listed, key=lambda one: (place[one.algorithm], _by_numbers(one.label)))
+
+
+def _by_numbers(label: str) -> list[tuple[float, str]]:
+    """Return a key that sorts c=4 before c=10."""
+    parts = re.split(r"(?<==)([-+\d.e]+)", label)
+    return [(_number(part), part) for part in parts]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def check_one_problem(runs: Sequence[Run]) -> None:
+    """Refuse runs whose losses cannot be compared."""
+    if not runs:
+        raise LasgError("there are no runs to compare")
+    kinds: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        # What a caller's own problem is known by differs from seed to seed.
+        data = "" if run.spec.data == OWN else run.meta["data_sha256"]
+        key = (*(getattr(run.spec, name) for name in PROBLEM), data)
+        kinds.setdefault(key, []).append(run)
+    if len(kinds) == 1:
+        return
+    one, other = list(kinds)[:2]
+    differing = [name for name, left, right in zip(PROBLEM, one, other, strict=False) if left != right]
+    parts = [
+        f"{name}: {_brief(one[PROBLEM.index(name)])} and {_brief(other[PROBLEM.index(name)])}" for name in differing
+    ]
+    found = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
+    advice = "Name the folders of one of them"
+    if {"task", "partition"} & set(differing):
+        where = runs[0].folder.parent / f"{runs[0].spec.family}-*"
+        advice = f"Choose one with --task and --partition, or by name, such as {where}"
+    shown = "; ".join(parts) or "the data file: two versions of it"
+    raise LasgError(
+        f"these runs are of {len(kinds)} different problems ({shown}) "
+        f"and cannot be compared: {'; '.join(found[:5])}{'; ...' if len(found) > 5 else ''}. {advice}"
+    )
+
+
+def _brief(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

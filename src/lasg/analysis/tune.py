@@ -1,0 +1,70 @@
+"""Grid search: fair comparisons need tuned baselines. The paper grid-searched its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lasg.analysis.compare import Summary, summarise
+from lasg.errors import LasgError
+from lasg.runs.spec import Spec, parse_value
+from lasg.runs.store import Run
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One point of the grid."""
+
+    values: Mapping[str, Any]
+    summary: Summary
+    target: float | None = None
+
+    @property
+    def score(self) -> tuple[bool, float]:
+        """What is smallest for the best point: uploads to the target where every seed reached it, else the loss."""
+        if self.summary.diverged:
+            return (True, math.inf)
+        if self.target is not None:
+            if self.summary.complete:
+                return (False, self.summary.counts["uploads"].mean)
+            return (True, self.summary.loss.mean)
+        return (False, self.summary.loss.mean)
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read `eta=0.1,0.2,c=0.1,1`: a key starts at every `name=`, its values follow, separated by commas."""
+    grid: dict[str, list[Any]] = {}
+    key = None
+    for part in ",".join(texts).split(","):
+        name, equals, value = part.rpartition("=")
+        if equals:
+            key = name.strip()
+            if not key or key in grid:
+                raise LasgError(f"the grid names {key!r} twice or not at all: write --grid eta=0.05,0.1,c=0.1,1")
+            grid[key] = []
+        if key is None or not value.strip():
+            raise LasgError(f"cannot read the grid at {part!r}: write --grid eta=0.05,0.1,c=0.1,1")
+        grid[key].append(parse_value(value.strip()))
+    return grid
+
+
+def points(
+    base: Spec, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> list[tuple[dict[str, Any], list[Spec]]]:
+    """Return every point of the grid with its specs, one a seed."""
+    found = []
+    if "seed" in grid:
+        raise LasgError("seed is no setting to tune: every point runs with the seeds of --seeds and --first-seed")
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        found.append((chosen, [base.but(**chosen, seed=seed) for seed in seeds]))
+    return found
+
+
+def rank(tried: Sequence[tuple[Mapping[str, Any], Sequence[Run]]], target: float | None) -> list[Tried]:
+    """Return the points, best first."""
+    results = [Tried(values, summarise(runs, target)[0], target) for values, runs in tried]
+    return sorted(results, key=lambda point: point.score)

@@ -1,1 +1,0 @@
-"""Specs, tasks, stored runs, comparisons and the tables of the paper."""

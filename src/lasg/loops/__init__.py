@@ -1,0 +1,1 @@
+"""Training loops of the user's own: the lazy optimizer."""

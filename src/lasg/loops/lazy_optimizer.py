@@ -1,0 +1,371 @@
+"""A lazy optimizer for a training loop of your own: around any torch.optim optimizer, on every rank of a process group.
+
+opt = lasg.LazyOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+for x, y in loader:
+    loss = opt.step(lambda: F.cross_entropy(model(x), y))
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lasg.core import codecs
+from lasg.core.arrays import Array, FloatArray, IntArray, checksum
+from lasg.core.codecs import Codec, Dense
+from lasg.core.ledger import Ledger
+from lasg.core.optimizers import UNFIT, is_plain, momentum_of
+from lasg.core.rules import RULES, Rule
+from lasg.core.server import laziness_of
+from lasg.core.training import PATIENCE, Round
+from lasg.errors import Faulty, LasgError, LostRank
+from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
+from lasg.packing import packed, unpacked
+from lasg.problems.buffers import Buffers
+from lasg.problems.flat import FlatView
+from lasg.transports.links import TIMEOUT, Links
+from lasg.transports.ranks import CHECK_EVERY, Distributed, code
+
+
+class LazyOptimizer(torch.optim.Optimizer):
+    """Steps on the lazily aggregated gradient of all ranks. Every rank is a worker, and runs the same server."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rule: str | Rule = "always",
+        codec: str | Codec = "qsgd8:512",
+        *,
+        rho: float | None = None,
+        c: float | None = None,
+        guard: bool | None = None,
+        D: int = 50,
+        window: int = 10,
+        weight: float | None = None,
+        clip: float | None = None,
+        exchange: str = "auto",
+        relay: int = 0,
+        patience: int = PATIENCE,
+        check_every: int = CHECK_EVERY,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Take over the optimizer's parameters, and rank 0's values of them.
+
+        The default sends every gradient, in 8 bits an entry; from three ranks on the sum is rounded so, too. A lazy
+        rule, such as wk2, sends fewer: `rho` bounds the error that this makes in the aggregate, relative to its size,
+        and a guard gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the
+        paper's constant, in place of rho and without a guard; `guard` sets that either way.
+
+        `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
+        local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.
+        Every `check_every` rounds the ranks compare checksums of their models (0: never); one that differs takes
+        rank 0's, with a warning. The group is the default one; without any this process is the only worker, and nothing
+        is encoded.
+        """
+        # Not torch's __init__: param_groups, state and defaults are the wrapped optimizer's.
+        self.optimizer = optimizer
+        if isinstance(rule, str) and rule not in RULES:
+            raise LasgError(f"unknown rule {rule!r}: one of {', '.join(RULES)}")
+        chosen = RULES[rule] if isinstance(rule, str) else rule
+        coder = codecs.parse(codec) if isinstance(codec, str) else codec
+        links = Links(group, timeout)
+        if links.ranks == 1:
+            coder = Dense()  # nothing travels: rounding would save nothing
+        laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
+        self.flat = FlatView(_named(optimizer))
+        theta = self.flat.gather()
+        if theta.dtype not in {torch.float32, torch.float64}:
+            raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
+        shares = _weights(weight, links)
+        settings = {
+            "version of lasg": code(),
+            "rule": chosen.name,
+            "codec": _described(coder),
+            "constants (rho, c, guard, D, window, seed, patience)": [rho, c, guard, D, window, seed, patience],
+            "exchange": [exchange, relay, check_every],
+            "optimizer": [type(optimizer).__name__, [_options(group) for group in optimizer.param_groups]],
+            "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
+            "parameters' dtype": str(theta.dtype),
+        }
+        links.agree(settings)
+        theta = links.copy_from(0, theta, "parameters")
+        self.flat.point_at(theta)
+        self._model = UserLoss(self.flat, shares)
+        self._rounds = Distributed(
+            self._model,
+            _Stepped(optimizer, self.flat, theta),
+            rule=chosen,
+            codec=coder,
+            laziness=laziness,
+            links=links,
+            exchange=exchange,
+            relay=relay,
+            clip=clip,
+            patience=patience,
+            check_every=check_every,
+            requantise=True,
+            minibatch_loss=self._model.loss_now,
+            seed=seed,
+        )
+        _count_threads(links)
+        self._torn = False
+        self.last: Round | None = None
+        """The last round: who uploaded, the two sides of the rule."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was sent and computed, as a star network would count it."""
+        return self._rounds.ledger
+
+    @property
+    def sent(self) -> IntArray:
+        """Bytes that this rank really sent, by the rank that got them."""
+        return self._rounds.links.sent
+
+    def step(self, compute_loss: ComputeLoss | Sequence[ComputeLoss] | None = None) -> Tensor | None:  # type: ignore[override]
+        """Take one step, together with all ranks.
+
+        `compute_loss` returns this rank's loss on its minibatch, without calling backward; it may be called twice,
+        or, under a server rule that does not ask this rank, not at all. A list has a function per microbatch: the loss
+        is their mean, and one graph is held at a time. Returns the detached loss, or None.
+        """
+        functions = self._functions(compute_loss)
+        if torch.is_autocast_enabled(self.flat.parameters[0].device.type):
+            raise LasgError("step was called under autocast: put `with torch.autocast(...)` into the function it gets")
+        if torch.is_inference_mode_enabled():
+            raise LasgError("step was called under inference_mode, where nothing has a gradient: leave it before")
+        self._model.compute, self._model.value = functions, None
+        try:
+            self.last = self._rounds.step()
+        except Faulty:
+            self._rounds.forgive()  # the next step has as much patience again
+            raise
+        except BaseException as error:
+            self._torn = self._torn or self._model.value is not None
+            if isinstance(error, LostRank):
+                raise LasgError(
+                    f"{error}. This rank was in step {self._rounds.server.k + 1}: if rank {error.rank} ran out of "
+                    "batches before, give all ranks as many (DistributedSampler, drop_last=True)"
+                ) from None
+            raise
+        finally:
+            self._model.compute = ()
+            self.flat.point_at(self._rounds.theta)
+        if self.last.remark and self._rounds.links.rank == 0:
+            warnings.warn(f"{self.last.remark}. All ranks upload in every round from here on", stacklevel=2)
+        return self._model.value
+
+    def _functions(self, compute_loss: Any) -> tuple[ComputeLoss, ...]:
+        """Return the functions that step got; say what to write where it got none."""
+        if callable(compute_loss):
+            return (compute_loss,)
+        if isinstance(compute_loss, list | tuple) and compute_loss and all(map(callable, compute_loss)):
+            return tuple(compute_loss)
+        if compute_loss is None:
+            came = "after backward()" if any(value.grad is not None for value in self.flat.parameters) else "alone"
+            raise LasgError(
+                f"step() {came} cannot be lazy: write opt.step(lambda: loss_function(model(x), y)) in place of "
+                "loss.backward() and opt.step(). A GradScaler is not for it: put torch.autocast with bfloat16 into "
+                "the function"
+            )
+        raise LasgError(
+            "step takes a function that returns the loss, opt.step(lambda: loss_function(model(x), y)), or a list of "
+            f"them, one per microbatch; it got {kind_of(compute_loss)}"
+        )
+
+    def average_buffers(self, module: nn.Module) -> None:
+        """Give the module's buffers one value on all ranks, such as BatchNorm's statistics: those of all samples.
+
+        Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
+        """
+        links, buffers = self._rounds.links, Buffers(module, self._rounds.links.ranks)
+        own = packed({str(i): value for i, value in enumerate(buffers.read())})
+        for rank, data in enumerate(links.gather(own, "buffers")):
+            values = unpacked(data, f"rank {rank}'s buffers")
+            buffers.keep(rank, [values[str(i)] for i in range(len(values))])
+        buffers.load_pooled(self._model.weights)
+
+    # -- what schedulers, loggers and checkpoints expect of an optimizer ------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.optimizer.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; `step` does so itself."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refuse: the workers' memory has the parameters' length."""
+        raise LasgError("parameters cannot be added to a lazy optimizer: make a new one around the wrapped optimizer")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own."""
+        if self._torn:
+            raise LasgError(
+                "a step broke off after this rank had computed: its state is that of no round, save no part"
+            )
+        found: dict[str, Any] = _tensors(self._rounds.state())
+        return {**found, "of": self._identity()}
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state dict must be of to be this rank's."""
+        links, exchange = self._rounds.links, self._rounds.exchange
+        rule = self._rounds.server.rule.name
+        return {"rank": links.rank, "ranks": links.ranks, "p": self.flat.p, "form": exchange.form, "rule": rule}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state dict; the model's parameters are set too."""
+        given, own = state_dict.get("of"), self._identity()
+        if isinstance(given, dict) and given.get("ranks") != own["ranks"]:
+            raise LasgError(
+                f"this state dict was saved on {given.get('ranks')} ranks, and here are {own['ranks']}: start as many, "
+                "or begin with a new LazyOptimizer around the model as it was saved, its optimizer loaded with "
+                "optimizer.load_state_dict(state['server']['optimizer']['optimizer'])"
+            )
+        if given != own:
+            told, here = ("something else" if not isinstance(it, dict) else _listed(it) for it in (given, own))
+            raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
+        try:
+            self._rounds.restore(_arrays(state_dict))
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+            raise LasgError(f"this state dict is not of a lazy optimizer like this one: {error!r}") from None
+        self._torn = False
+        self.flat.point_at(self._rounds.theta)
+        self._rounds.links.agree({"round": self._rounds.server.k, "model": checksum(self._rounds.theta)})
+
+    def __repr__(self) -> str:
+        """Say what is lazy here."""
+        server = self._rounds.server
+        return f"LazyOptimizer({self.optimizer!r}, rule={server.rule.name!r}, codec={self._rounds.codec!r})"
+
+
+class _Stepped:
+    """The user's optimizer, stepping the user's parameters, which are views of theta."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> None:
+        self.optimizer, self.flat, self.theta = optimizer, flat, theta
+        self.plain = is_plain(optimizer)
+
+    @property
+    def momentum(self) -> float:
+        """The optimizer's, as it is now: a scheduler may change it."""
+        return momentum_of(self.optimizer)
+
+    def rate(self, k: int) -> float:  # noqa: ARG002
+        """Return the learning rate of the first group, as it is now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
+        """Move the parameters along the aggregate."""
+        # The server keeps old models, so a step must not write into one that was handed out.
+        self.theta = self.theta.clone()
+        self.flat.point_at(self.theta)
+        gradient = aggregate.to(self.theta.device, self.theta.dtype, copy=True)
+        for parameter, view in zip(self.flat.parameters, self.flat.views(gradient), strict=True):
+            parameter.grad = view
+        self.optimizer.step()
+        for parameter in self.flat.parameters:
+            parameter.grad = None
+        return self.theta
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
+        return {"theta": self.theta, "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        self.theta = state["theta"]
+        self.flat.point_at(self.theta)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of all groups; torch's optimizers know no names."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise LasgError(f"LazyOptimizer wraps an optimizer of torch.optim, got {kind_of(optimizer)}")
+    if isinstance(optimizer, LazyOptimizer):
+        raise LasgError("this optimizer is lazy already: wrap the torch optimizer inside it, once")
+    name = type(optimizer).__name__
+    if name in UNFIT:
+        raise LasgError(f"{name} cannot be lazy: {UNFIT[name]}")
+    groups = optimizer.param_groups
+    return [(f"{g}.{i}", value) for g, group in enumerate(groups) for i, value in enumerate(group["params"])]
+
+
+def _weights(weight: float | None, links: Links) -> FloatArray:
+    """Return every rank's share of the objective."""
+    own = 1 / links.ranks if weight is None else float(weight)
+    shares = np.array(
+        [np.frombuffer(data, np.float64)[0] for data in links.gather(np.float64(own).tobytes(), "weights")]
+    )
+    if not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
+        given = ", ".join(f"{share:g}" for share in shares)
+        raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
+    return shares
+
+
+def _count_threads(links: Links) -> None:
+    """Warn where the ranks of this host have more threads than it has cores: that is many times slower than fewer."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", links.ranks))
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if here > 1 and threads > 1 and here * threads > cores and os.environ.get("LOCAL_RANK", str(links.rank)) == "0":
+        warnings.warn(
+            f"{here} ranks of {threads} threads on {cores} cores will be slow: call torch.set_num_threads("
+            f"{max(1, cores // here)}) on every rank, or start them with torchrun, which sets OMP_NUM_THREADS=1",
+            stacklevel=3,
+        )
+
+
+def _described(coder: Codec) -> Any:
+    """Return what a codec is, in words that are the same on every rank."""
+    if type(coder).__repr__ is not object.__repr__:
+        return repr(coder)
+    return [type(coder).__qualname__, sorted(f"{name} = {value}" for name, value in vars(coder).items())]
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _options(group: dict[str, Any]) -> dict[str, str]:
+    """Return the settings of a parameter group."""
+    return {name: str(value) for name, value in group.items() if name != "params"}
+
+
+def _tensors(node: Any) -> Any:
+    """Return nested dicts with tensors for arrays, which torch.load(weights_only=True) takes."""
+    if isinstance(node, dict):
+        return {key: _tensors(value) for key, value in node.items()}
+    return torch.from_numpy(node) if isinstance(node, np.ndarray) else node
+
+
+_CONTROL = {"tau", "smoothness", "streak", "slot"}
+"""The small arrays that the core keeps in NumPy."""
+
+
+def _arrays(node: Any, name: str = "") -> Any:
+    """Undo `_tensors`."""
+    if isinstance(node, Mapping):
+        return {key: _arrays(value, str(key)) for key, value in node.items()}
+    return node.cpu().numpy() if name in _CONTROL and isinstance(node, Tensor) else node

@@ -1,0 +1,63 @@
+"""The command line that runs a spec again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import tomli_w
+
+from lasg.data.sources import is_own
+from lasg.errors import LasgError
+from lasg.runs.spec import HOW_LAZY, Spec, parse_value
+from lasg.runs.tasks import SETTINGS, task
+
+_OWN = ("task", "algorithm", "seed", "partition", "until")
+
+
+def command(spec: Spec) -> str | None:
+    """Return the `lasg run` line that gives exactly this run; None where the task or algorithm is the caller's own."""
+    if spec.own_rule or spec.own_codec:
+        return None
+    try:
+        bases = {name: task(spec.task).spec(spec.algorithm, setting=name, seed=spec.seed) for name in SETTINGS}
+        setting = next((name for name, base in bases.items() if base.partition == spec.partition), None)
+        # Another partition has other options than the task's: they are dropped with it.
+        base = bases[setting] if setting else bases["homogeneous"]
+    except LasgError:
+        return None
+    words = ["lasg", "run", spec.task, "-a", spec.algorithm, "--seed", str(spec.seed)]
+    words += ["--setting", setting] if setting else ["--set", f"partition={spec.partition}"]
+    given, usual = spec.to_dict(), base.to_dict()
+    if any(key not in given for key in usual if key not in HOW_LAZY):
+        return None  # a default that was taken away: no --set does that
+    changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
+    # How lazy a run is by default depends on its data and optimizer: it is said where it is not that.
+    changed = {key: value for key, value in changed.items() if key not in HOW_LAZY}
+    if spec.how_lazy != spec.usual_laziness():
+        changed |= spec.how_lazy
+    if is_own(spec.task):
+        changed["data"] = spec.data  # the whole path: the task may name it from another folder
+    if spec.until:
+        changed["iterations"] = spec.iterations  # or the cap on them would give way to the budget
+    for key, value in changed.items():
+        words += ["--set", f"{key}={_toml(value)}"]
+    for kind, budget in spec.until.items():
+        words += ["--until", f"{kind}={_toml(budget)}"]
+    return shlex.join(words)
+
+
+def _toml(value: Any) -> str:
+    """Write a value as the right side of --set: a bare word where it means itself, else TOML on one line."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.-]*", value, re.ASCII) and parse_value(value) == value:
+        return value
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_inline(key)} = {_inline(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").removesuffix("\n")

@@ -1,0 +1,262 @@
+"""From a spec to the things that run: data, problem, optimizer, simulation."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+import numpy as np
+
+from lasg.core import optimizers
+from lasg.core.arrays import Array, FloatArray
+from lasg.core.codecs import Codec
+from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
+from lasg.core.rules import Rule
+from lasg.core.training import PATIENCE
+from lasg.data import weights
+from lasg.data.files import path_or_none
+from lasg.data.loaders import Dataset, load
+from lasg.data.partition import split
+from lasg.data.sources import AS_IT_IS, Reading
+from lasg.errors import LasgError
+from lasg.problems.regression import Regression
+from lasg.runs.composition import ELSEWHERE, find_codec, find_rule
+from lasg.runs.spec import OWN, Spec
+from lasg.transports.local import Simulation
+
+if TYPE_CHECKING:
+    from lasg.problems.module import ModuleProblem  # imports torch, which regressions do without
+    from lasg.transports.links import Links
+    from lasg.transports.ranks import Distributed
+
+Problem: TypeAlias = Union[Regression, "ModuleProblem"]
+
+UNFIT = {
+    **optimizers.UNFIT,
+    "Muon": "it takes matrices only, and the server's model is one flat vector",
+    "ReduceLROnPlateau": "it wants the loss after every round",
+}
+"""Classes of torch.optim that no server of flat gradients can step."""
+
+
+@functools.lru_cache(maxsize=1)
+def dataset(name: str, data_dir: Path | None, reading: Reading = AS_IT_IS) -> Dataset:
+    """Load a data set, keeping the latest in memory."""
+    return load(name, data_dir=data_dir, reading=reading)
+
+
+def identity(spec: Spec, data_dir: Path | None = None, own: Problem | None = None) -> str:
+    """Return the checksum of what a run starts from besides its spec: the data, and a network's weights.
+
+    A problem of the caller's own tells it itself.
+    """
+    if own is not None:
+        return own.fingerprint()
+    data, start = dataset(spec.data, data_dir, spec.reading).sha256, _start(spec, data_dir)
+    return data if start is None else hashlib.sha256(f"{data} {start}".encode()).hexdigest()
+
+
+def _start(spec: Spec, data_dir: Path | None) -> str | None:
+    """Return the checksum of the weights that a run starts from, if it does."""
+    return None if spec.weights is None else weights.sha256(weights.obtain(spec.weights, data_dir))
+
+
+def problem(spec: Spec, data_dir: Path | str | None = None) -> Problem:
+    """Return the problem of a spec; runs that differ in the algorithm alone share it."""
+    if spec.data == OWN:
+        raise LasgError(f"the problem of this run {ELSEWHERE}")
+    data_dir = path_or_none(data_dir)
+    return _problem(tuple(getattr(spec, name) for name in PROBLEM), data_dir, _start(spec, data_dir))
+
+
+PROBLEM = (
+    *("data", "reading", "workers", "partition", "alpha", "classes", "sizes", "cut", "batch", "lam", "seed", "dtype"),
+    *("model", "weights", "batch_norm", "augment", "autocast", "device"),
+)
+"""What decides a problem."""
+
+
+@functools.lru_cache(maxsize=1)
+def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) -> Problem:  # noqa: ARG001
+    of = SimpleNamespace(**dict(zip(PROBLEM, values, strict=True)))
+    loaded = dataset(of.data, data_dir, of.reading)
+    options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
+    shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
+    if of.model is not None:
+        return _network(of, loaded, shards, data_dir)
+    if loaded.features.dtype == np.uint8:
+        raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18, cnn or mlp")
+    test = None
+    if loaded.test_features is not None and loaded.test_labels is not None:
+        test = (loaded.test_features, loaded.test_labels)
+    return Regression(
+        loaded.features,
+        loaded.labels,
+        shards,
+        classes=loaded.classes,
+        batch=of.batch,
+        seed=of.seed,
+        lam=of.lam,
+        dtype=of.dtype,
+        test=test,
+    )
+
+
+def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None) -> ModuleProblem:
+    from torch.nn.functional import cross_entropy
+
+    from lasg.problems import images, models
+    from lasg.problems.module import ModuleProblem
+
+    module = models.model(of.model, loaded.shape, loaded.classes, of.seed)
+    if of.weights is not None:
+        path = weights.obtain(of.weights, data_dir)
+        try:
+            models.load_weights(module, models.read_weights(path), models.MODELS[of.model].head)
+        except LasgError as error:
+            raise LasgError(f"{path}: {error}") from None
+    bytes_, colour = loaded.features.dtype == np.uint8, loaded.shape[0] == 3
+    mean, std = (images.IMAGENET_MEAN, images.IMAGENET_STD) if bytes_ and colour else ((), ())
+    if of.augment and len(loaded.shape) != 3:
+        raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
+    transform = images.Images(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour)
+    shape = loaded.shape
+    test = None
+    if loaded.test_features is not None and loaded.test_labels is not None:
+        test = (loaded.test_features.reshape(-1, *shape), loaded.test_labels)
+    return ModuleProblem(
+        module,
+        cross_entropy,
+        (loaded.features.reshape(-1, *shape), loaded.labels),
+        shards,
+        batch=of.batch,
+        seed=of.seed,
+        lam=of.lam,
+        test=test,
+        transform=transform,
+        batch_norm=of.batch_norm or "local",
+        device=of.device or "cpu",
+        dtype=of.dtype,
+        autocast=of.autocast,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _smoothness(of: Problem, reading: str) -> FloatArray:
+    return of.smoothness(reading)  # type: ignore[arg-type]
+
+
+def optimizer(spec: Spec, theta: Array) -> Optimizer:
+    """Return the server optimizer of a spec: plain SGD in closed form, anything else from torch.optim."""
+    if spec.optimizer == "sgd" and spec.schedule in {"constant", "decreasing"}:
+        if spec.optimizer_options:
+            given = ", ".join(spec.optimizer_options)
+            raise LasgError(f"optimizer sgd takes no options, got {given}. optimizer = 'SGD' is torch's, and does")
+        return ClosedFormSGD(theta, schedule(spec))
+    return _torch_optimizer(spec, theta)
+
+
+def schedule(spec: Spec) -> Constant | Decreasing:
+    """Return the step sizes of a spec whose optimizer is plain SGD in closed form."""
+    if spec.schedule == "constant":
+        if spec.schedule_options:
+            raise LasgError(f"schedule 'constant' takes no options, got {', '.join(spec.schedule_options)}")
+        return Constant(spec.eta)
+    if set(spec.schedule_options) != {"mu", "K0"}:
+        raise LasgError("schedule 'decreasing' is eta_k = 2 / (mu (k + K0)): give schedule_options with mu and K0")
+    return Decreasing(**spec.schedule_options)
+
+
+def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
+    import torch
+
+    name = "SGD" if spec.optimizer == "sgd" else spec.optimizer
+    make = _class_of(torch.optim, name, torch.optim.Optimizer, "optimizer")
+    scheduler = None
+    if spec.schedule == "decreasing":
+        raise LasgError("schedule 'decreasing' goes with optimizer 'sgd'; torch's optimizers take a torch LR scheduler")
+    if name in UNFIT or spec.schedule in UNFIT:
+        unfit = name if name in UNFIT else spec.schedule
+        raise LasgError(f"{unfit} cannot serve here: {UNFIT[unfit]}. Take another of torch's")
+    if spec.schedule != "constant":
+        base = torch.optim.lr_scheduler.LRScheduler
+        scheduler = _class_of(torch.optim.lr_scheduler, spec.schedule, base, "schedule")
+
+    def made() -> TorchOptimizer:
+        return TorchOptimizer(
+            theta,
+            lambda parameters: make(parameters, lr=spec.eta, **_plain(spec.optimizer_options)),
+            (lambda of: scheduler(of, **_plain(spec.schedule_options))) if scheduler else None,
+        )
+
+    # torch checks some options when they are first used only: one step on a copy, before anything is written.
+    try:
+        made().step(0, np.zeros(theta.shape))
+        return made()
+    except Exception as error:
+        raise LasgError(
+            f"{name} or {spec.schedule} refused its options: {str(error) or type(error).__name__}"
+        ) from None
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no tuples, torch wants some (betas)."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _class_of(module: Any, name: str, base: type, what: str) -> Any:
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        known = sorted(
+            n for n in dir(module) if isinstance(getattr(module, n), type) and issubclass(getattr(module, n), base)
+        )
+        raise LasgError(f"unknown {what} {name!r}. {module.__name__} has {', '.join(known)}")
+    return found
+
+
+def simulation(
+    spec: Spec, of: Problem | None = None, *, rule: Rule | str | None = None, codec: Codec | str | None = None
+) -> Simulation:
+    """Return the simulation of a spec at round 0; another rule or codec, or one of your own, replaces its."""
+    of = problem(spec) if of is None else of
+    return Simulation(of, optimizer(spec, of.start()), **_parts(spec, of, rule, codec))
+
+
+def distributed(spec: Spec, of: Problem, links: Links, exchange: str = "auto", relay: int = 0) -> Distributed:
+    """Return the run of a spec on ranks, at round 0."""
+    from lasg.transports.ranks import Distributed
+
+    return Distributed(
+        of,
+        optimizer(spec, of.start()),
+        links=links,
+        exchange=exchange,
+        relay=relay,
+        tell_left=bool(spec.watched) and spec.composition.rule.flag_bits > 0,
+        **_parts(spec, of),
+    )
+
+
+def _parts(spec: Spec, of: Problem, rule: Rule | str | None = None, codec: Codec | str | None = None) -> dict[str, Any]:
+    """Return what every engine takes besides problem and optimizer."""
+    chosen = spec.composition
+    for what, given in (("rule", rule), ("codec", codec)):
+        if given is None and what in spec.own_parts:
+            raise LasgError(f"the {what} of this run {ELSEWHERE}")
+    rule = find_rule(chosen.rule if rule is None else rule)
+    codec = find_codec(chosen.codec(spec.bits, spec.bucket) if codec is None else codec)
+    needs_smoothness = rule.where == "server" and rule.estimate is None
+    return {
+        "rule": rule,
+        "codec": codec,
+        "laziness": spec.laziness,
+        "local_steps": chosen.local_steps(spec.H),
+        "seed": spec.seed,
+        "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,
+        "clip": spec.clip,
+        "patience": spec.patience or PATIENCE,
+    }

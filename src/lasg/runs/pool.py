@@ -1,0 +1,209 @@
+"""Many runs at once, one process per core. A run's numbers do not depend on how many run beside it.
+
+Each process has a pipe of its own and shares no lock with anybody: whoever is killed, at whatever moment, holds
+nothing that another one waits for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lasg.errors import LasgError
+from lasg.runs.runner import run_or_read
+from lasg.runs.spec import Spec
+from lasg.runs.status import Report, Status
+from lasg.runs.stopping import blocked, ignore, on_stop
+from lasg.runs.store import Run
+
+STOP_SECONDS = 0.1
+"""How long a Ctrl-C may wait to be seen."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a call share."""
+
+    out: Path | str
+    fresh: bool
+    data_dir: Path | str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed in its process: wrong input, or the traceback of an accident."""
+
+    error: LasgError | None
+    traceback: str
+
+
+@dataclass
+class Worker:
+    """A process, our end of its pipe, and which of the specs it runs."""
+
+    process: Any
+    pipe: Connection
+    index: int | None = None
+
+
+def cores() -> int:
+    """Return how many processes this machine runs at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(
+    specs: Sequence[Spec],
+    out: Path | str,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    data_dir: Path | str | None = None,
+    report: Report | None = None,
+) -> list[Run]:
+    """Run the specs, or read those that are stored, and return their runs in order.
+
+    With jobs > 1 processes are spawned: call it from under `if __name__ == "__main__":` in a script.
+    """
+    if jobs <= 1 or len(specs) == 1:
+        return [run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
+    stopped: list[bool] = []
+    workers: list[Worker] = []
+    # A KeyboardInterrupt between any two instructions could leave a process that nobody knows of.
+    with on_stop(lambda: stopped.append(True)):
+        try:
+            _start(workers, min(jobs, len(specs)), Settings(out, fresh, data_dir))
+            runs = _follow(workers, specs, stopped, report)
+        finally:
+            _end(workers)
+    if stopped:
+        raise KeyboardInterrupt
+    return [runs[i] for i in range(len(specs))]
+
+
+def _start(workers: list[Worker], count: int, settings: Settings) -> None:
+    """Start processes that Ctrl-C does not reach, not even while they import: the parent alone answers it."""
+    context = multiprocessing.get_context("spawn")
+    if os.name == "posix":
+        resource_tracker.ensure_running()  # the first start would do it, and unblock the signal on its way
+    with blocked(signal.SIGINT):
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, settings))
+            process.start()
+            workers.append(Worker(process, ours))
+            theirs.close()  # theirs alone is left, so that their end is seen
+
+
+def _follow(
+    workers: Sequence[Worker], specs: Sequence[Spec], stopped: Sequence[bool], report: Report | None
+) -> dict[int, Run]:
+    """Hand out the specs and pass on what the processes report, until all ran, one failed or the user stops it."""
+    waiting = deque(enumerate(specs))
+    runs: dict[int, Run] = {}
+    while len(runs) < len(specs) and not stopped:
+        for worker in workers:
+            if worker.index is None and waiting:
+                worker.index, spec = waiting.popleft()
+                _send(worker, spec)
+        busy = {worker.pipe: worker for worker in workers if worker.index is not None}
+        for pipe in connection.wait(list(busy), STOP_SECONDS):
+            worker = busy[pipe]  # type: ignore[index]
+            message = _receive(worker)
+            if isinstance(message, Run):
+                assert worker.index is not None
+                runs[worker.index], worker.index = message, None
+            elif report is not None:
+                report(message)
+    return runs
+
+
+def _send(worker: Worker, spec: Spec) -> None:
+    try:
+        worker.pipe.send(spec)
+    except OSError:
+        raise _death(worker) from None
+
+
+def _receive(worker: Worker) -> Status | Run:
+    """Return the next message of a process; raise what it failed with, or that it ended."""
+    try:
+        message = worker.pipe.recv()
+    except (EOFError, OSError):
+        raise _death(worker) from None
+    if isinstance(message, Failure):
+        raise message.error or RuntimeError(f"a run failed in its process:\n{message.traceback}")
+    assert isinstance(message, Status | Run)
+    return message
+
+
+def _death(worker: Worker) -> LasgError:
+    worker.process.join()
+    code = worker.process.exitcode
+    if code < 0:
+        return LasgError(
+            f"a process was killed (signal {-code}), perhaps for want of memory: take fewer --jobs; run again to go on"
+        )
+    return LasgError(
+        f"a process ended with exit code {code} before its run did: what it printed says why. In a script, call this "
+        'from under `if __name__ == "__main__":`'
+    )
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    """End the processes at once: those that ran something have their checkpoints, the others nothing to lose."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
+
+
+# -- in the processes ------------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection, settings: Settings) -> None:
+    """Run the specs that come until none comes any more."""
+    ignore(signal.SIGINT)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        while True:
+            pipe.send(_run(pipe.recv(), pipe, settings))
+    except (EOFError, OSError):  # nobody listens any more
+        os._exit(1)
+
+
+def _run(spec: Spec, pipe: Connection, settings: Settings) -> Run | Failure:
+    try:
+        return run_or_read(spec, settings.out, fresh=settings.fresh, data_dir=settings.data_dir, report=_reporter(pipe))
+    except LasgError as error:
+        return Failure(error, "")
+    except Exception:
+        return Failure(None, traceback.format_exc())
+
+
+def _reporter(pipe: Connection) -> Report:
+    def report(status: Status) -> None:
+        try:
+            pipe.send(status)
+        except OSError:
+            os._exit(1)
+
+    return report
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, however it went: a run must not go on that nobody waits for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

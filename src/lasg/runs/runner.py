@@ -1,0 +1,383 @@
+"""Runs specs: one in this process, with checkpoints, or many in parallel processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from lasg.core.codecs import Codec
+from lasg.core.ledger import COUNTS, Ledger
+from lasg.core.rules import Rule
+from lasg.core.training import Rounds
+from lasg.data.files import path_or_none
+from lasg.errors import Diverged, Faulty, LasgError
+from lasg.runs import factories as build
+from lasg.runs import store
+from lasg.runs.files import locked, sweep
+from lasg.runs.spec import Spec
+from lasg.runs.status import Report, Status, of_stored
+from lasg.runs.store import Run
+from lasg.runs.trace import Trace
+
+CHECKPOINT_SECONDS = 10.0
+"""Between two checkpoints; 0 or less: one after every round."""
+CHECKPOINT_SHARE = 0.05
+"""Of the time of a run that checkpoints may take: those of a large model come less often."""
+REPORT_SECONDS = 0.2
+LONG_SECONDS = 0.5
+"""An evaluation that takes longer is announced."""
+ALMOST = 0.999
+"""The share of a run that has not ended yet, at most."""
+CHECKPOINT, STOP = 1, 2
+"""What may be wished for after a round, the more urgent the higher."""
+
+
+@dataclass
+class Job:
+    """A run under way: the simulation, its trace, and when the next evaluation is."""
+
+    spec: Spec
+    simulation: Rounds
+    trace: Trace
+    leads: bool = True
+    """Whether this process says when there is a checkpoint: one of those that share a run does."""
+    next_evaluation: int = 0
+    seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    message: str = ""
+    _report_due: float = field(default=0.0, repr=False)
+    _reported: int = field(default=0, repr=False)
+    _broken: int = field(default=0, repr=False)
+    _began: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        spec: Spec,
+        data_dir: Path | None,
+        problem: build.Problem | None = None,
+        rule: Rule | None = None,
+        codec: Codec | None = None,
+    ) -> Job:
+        """Prepare the run of a spec; what is the caller's own replaces what it describes."""
+        problem = build.problem(spec, data_dir) if problem is None else problem
+        simulation = build.simulation(spec, problem, rule=rule, codec=codec)
+        return cls(spec, simulation, Trace(spec.workers, spec.watched))
+
+    @property
+    def loss(self) -> float:
+        """The loss at the last evaluation."""
+        return self.trace.evaluations[-1][-2] if self.trace.evaluations else math.nan
+
+    def share(self) -> float:
+        """How much of the budget that is furthest spent is spent: 1 or more ends the run."""
+        ledger, spec = self.simulation.ledger, self.spec
+        spent = self._spent(ledger)
+        shares = [spent[kind] / budget for kind, budget in spec.until.items() if kind in spent]
+        if "loss" in spec.until and self.loss <= spec.until["loss"]:
+            shares.append(1.0)
+        return max([ledger.iterations / spec.iterations, *shares])
+
+    @staticmethod
+    def _spent(ledger: Ledger) -> dict[str, int]:
+        return {"uploads": ledger.uploads, "bits": ledger.bits_up, "gradients": ledger.gradients}
+
+    def _evaluation_due(self) -> bool:
+        """Whether the schedule says so, or a mark was passed since the last evaluation."""
+        ledger = self.simulation.ledger
+        if ledger.rounds >= self.next_evaluation:
+            return True
+        if not self.spec.marks:
+            return False
+        before = self._spent(Ledger(*map(int, self.trace.evaluations[-1][: len(COUNTS)])))
+        now = self._spent(ledger)
+        return any(before[kind] < mark <= now[kind] for kind, mark in self.spec.marks.items())
+
+    def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
+        """Run to the end; return how it ended: done or diverged."""
+        saved, pause = time.monotonic(), CHECKPOINT_SECONDS
+        try:
+            if not self.trace.evaluations:
+                self.evaluate(report)
+            while self.share() < 1:
+                began = time.monotonic()
+                if self.leads and checkpoint is not None and began - saved > pause:
+                    self.simulation.wish = max(self.simulation.wish, CHECKPOINT)
+                self.trace.closed(self.simulation.step())
+                now = time.monotonic()
+                self.seconds += now - began
+                if self._evaluation_due():
+                    self.evaluate(report)
+                if report is not None and now >= self._report_due:
+                    self._report_due = now + REPORT_SECONDS
+                    report(self.status(min(ALMOST, self.share())))
+                wished = self.simulation.wished
+                if checkpoint is not None and wished:
+                    began = time.monotonic()
+                    checkpoint()
+                    if wished == STOP:
+                        raise KeyboardInterrupt
+                    if self.simulation.wish == CHECKPOINT:  # a Ctrl-C may have come meanwhile
+                        self.simulation.wish = 0
+                    saved = time.monotonic()
+                    longest = (saved - began) / CHECKPOINT_SHARE
+                    pause = max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
+            if self.trace.evaluations[-1][0] != self.simulation.ledger.rounds:
+                self.evaluate(report)
+        except Diverged as error:
+            self.message = str(error)
+            return "diverged"
+        except Faulty as error:
+            return self._gave_up(error, report, checkpoint)
+        return "done"
+
+    def _gave_up(self, error: Faulty, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
+        """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be mended."""
+        everybody = bool((self.simulation.streak >= self.simulation.patience).all())
+        if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.measure()[0]):
+            self.message = str(error)
+            return "diverged"
+        self.simulation.forgive()  # after a resume it has as much patience again
+        if checkpoint is not None:
+            checkpoint()
+        if report is not None:
+            report(self.status(min(ALMOST, self.share())))
+        raise error
+
+    def status(self, share: float, *, evaluating: bool = False) -> Status:
+        """Return how far the run is, with the evaluations that were not reported yet."""
+        rows = tuple(self.trace.evaluations[self._reported :])
+        self._reported += len(rows)
+        broken = tuple(self.trace.broken[self._broken :])
+        self._broken += len(broken)
+        return Status(
+            self.spec,
+            share,
+            replace(self.simulation.ledger),
+            self.loss,
+            self.seconds,
+            rows,
+            self._began,
+            evaluation_seconds=self.evaluation_seconds,
+            evaluating=evaluating,
+            broken=broken,
+        )
+
+    def evaluate(self, report: Report | None = None) -> None:
+        """Measure loss and accuracy now, and plan the next time; its time is counted apart."""
+        # Of a network the first evaluation may be long already.
+        done = len(self.trace.evaluations)
+        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.network):
+            report(self.status(min(ALMOST, self.share()), evaluating=True))
+        began = time.monotonic()
+        rounds = self.simulation.ledger.rounds
+        loss, accuracy = self.simulation.measure()
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")
+        self.trace.evaluated(self.simulation.ledger, loss, accuracy)
+        self.evaluation_seconds += time.monotonic() - began
+        every = self.spec.evaluate
+        if rounds >= self.next_evaluation:  # a mark in between does not move the schedule
+            later = rounds + every if isinstance(every, int) else max(rounds + 1, math.ceil(1.1 * rounds))
+            self.next_evaluation = later
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the run needs to go on."""
+        return {"simulation": self.simulation.state(live=True), **self.record()}
+
+    def record(self) -> dict[str, Any]:
+        """Return what is known of the run so far, besides the simulation's state."""
+        return {
+            "trace": self.trace.arrays(),
+            "next_evaluation": self.next_evaluation,
+            "seconds": self.seconds,
+            "evaluation_seconds": self.evaluation_seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.simulation.restore(state["simulation"])
+        self.trace.restore(state["trace"])
+        self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
+        self.evaluation_seconds = state["evaluation_seconds"]
+        self._broken = len(self.trace.broken)
+        self._began = min(1.0, self.share())
+
+
+@contextmanager
+def steadily(spec: Spec) -> Iterator[None]:
+    """One thread, or as many as the spec says: a run's bits do not depend on the cores that are there.
+
+    Divergence is told by us, not by warnings.
+    """
+    with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+        if not spec.network:
+            yield
+            return
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(spec.threads or 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def run(
+    spec: Spec,
+    folder: Path | str,
+    *,
+    data_dir: Path | str | None = None,
+    report: Report | None = None,
+    problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
+) -> Run:
+    """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
+    folder, data_dir = Path(folder), path_or_none(data_dir)
+    with steadily(spec):
+        job = Job.of(spec, data_dir, problem, rule, codec)
+        with locked(folder):
+            meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
+            try:
+                return _finish(job, folder, meta, report)
+            except LasgError:
+                # What has a checkpoint can be resumed, after a full disk for example: that is not thrown away.
+                if not (folder / store.CHECKPOINT).is_file():
+                    store.discard(folder)
+                raise
+
+
+def resume(
+    folder: Path | str,
+    *,
+    data_dir: Path | str | None = None,
+    report: Report | None = None,
+    problem: build.Problem | None = None,
+    rule: Rule | None = None,
+    codec: Codec | None = None,
+) -> Run:
+    """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
+    folder, data_dir = Path(folder), path_or_none(data_dir)
+    stored = store.read(folder)
+    if stored.status == "running" and stored.meta["engine"] == "distributed":
+        raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
+    if stored.status != "running":
+        mended = _mended(stored)
+        if report is not None:
+            report(of_stored(mended))
+        return mended
+    with steadily(stored.spec):
+        job = Job.of(stored.spec, data_dir, problem, rule, codec)
+        found = build.identity(stored.spec, data_dir, problem)
+        if found != stored.meta["data_sha256"]:
+            raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
+        with locked(folder):
+            state = store.read_checkpoint(folder)
+            if state is not None and "ended" in state:
+                return settle(folder, stored.spec, stored.meta, state)
+            if state is not None:
+                restore(job, state, folder / store.CHECKPOINT)
+            return _finish(job, folder, stored.meta, report)
+
+
+def restore(job: Job, state: dict[str, Any], path: Path) -> None:
+    """Let a job go on from a checkpoint; refuse one that is not its."""
+    try:
+        job.restore(state)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start anew") from None
+
+
+def _mended(stored: Run) -> Run:
+    """Return an ended run, its trace written anew from the checkpoint if it cannot be read."""
+    try:
+        stored.trace["loss"]
+    except LasgError:
+        state = store.read_checkpoint(stored.folder)
+        if state is None:
+            raise
+        store.write_trace(stored.folder, state["trace"])
+        return store.read(stored.folder)
+    return stored
+
+
+def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
+    """Advance a job to its end and store it."""
+    ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
+    return conclude(job, ended, job.simulation.export(), folder, meta, report)
+
+
+def conclude(
+    job: Job, ended: str, model: Mapping[str, Any], folder: Path, meta: dict[str, Any], report: Report | None
+) -> Run:
+    """Store a job that came to its end."""
+    store.write_model(folder, model)
+    # The vectors of a run that ended are of no more use; what is left says how it ended.
+    state = {**job.record(), "ended": ended, "message": job.message}
+    state["given_up"] = job.simulation.given_up
+    store.write_checkpoint(folder, state)
+    settled = settle(folder, job.spec, meta, state)
+    if report is not None:
+        report(job.status(1.0))
+    return settled
+
+
+def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
+    """Store a run that ended. The status is written last: a kill before it is a run to resume."""
+    store.write_trace(folder, state["trace"])
+    meta = {**meta, "status": state["ended"], "versions": store.versions()}
+    meta |= {name: round(state[name], 3) for name in ("seconds", "evaluation_seconds")}
+    if state["message"]:
+        meta["message"] = state["message"]
+    if state.get("given_up"):
+        meta["laziness_given_up"] = state["given_up"]
+    if "broken" in state["trace"]:
+        meta["broken_gradients"] = len(state["trace"]["broken"])
+    store.write_meta(folder, meta)
+    sweep(folder)
+    return Run(folder, spec, meta)
+
+
+def place(spec: Spec, out: Path) -> Path:
+    """Return the folder where `run_or_read` keeps a spec's run."""
+    return out / spec.label
+
+
+def run_or_read(
+    spec: Spec,
+    out: Path | str,
+    *,
+    fresh: bool = False,
+    data_dir: Path | str | None = None,
+    report: Report | None = None,
+) -> Run:
+    """Return the stored run of a spec, going on with it or running it first where that is missing."""
+    folder, data_dir = place(spec, Path(out)), path_or_none(data_dir)
+    stored = None if fresh else usable(spec, folder, data_dir)
+    if stored is None:
+        return run(spec, folder, data_dir=data_dir, report=report)
+    if stored.status == "running":
+        return resume(folder, data_dir=data_dir, report=report)
+    if report is not None:
+        report(of_stored(stored))
+    return stored
+
+
+def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
+    """Return the run in a folder if it is this spec's, by this version of lasg, on the data that is there now."""
+    if not (folder / store.META).is_file():
+        return None
+    stored = store.read(folder)
+    same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
+    same_data = stored.meta["data_sha256"] == build.identity(spec, data_dir)
+    return stored if stored.spec == spec and same_code and same_data else None

@@ -1,0 +1,53 @@
+"""What a run reports while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lasg.core.ledger import COUNTS, Ledger
+from lasg.runs.spec import Spec
+from lasg.runs.store import Run
+from lasg.runs.trace import EVALUATED
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    spec: Spec
+    share: float
+    """Of the budget that is furthest spent, 0 to 1; 1 means that it ended."""
+    ledger: Ledger
+    loss: float
+    seconds: float
+    """How long it trained so far, without evaluations and the time between a stop and a resume."""
+    evaluations: tuple[tuple[float, ...], ...]
+    """The evaluations since the last report, as rows of `trace.EVALUATED`: all reports of a run have them all."""
+    began: float = 0.0
+    """The share that was done when this process took the run up: after a stop, more than 0."""
+    stored: bool = False
+    """Whether the run was read from disk, and nothing had to run."""
+    evaluation_seconds: float = 0.0
+    """How long loss and accuracy were measured so far."""
+    evaluating: bool = False
+    """Whether that is being done now."""
+    broken: tuple[tuple[int, int], ...] = ()
+    """(round, worker) of gradients that were NaN or infinite, since the last report."""
+
+    @property
+    def saved(self) -> float:
+        """The share of uploads that were saved so far: of those that every worker in every round would be."""
+        possible = self.ledger.rounds * self.spec.workers
+        return 1 - self.ledger.uploads / possible if possible else 0.0
+
+
+Report = Callable[[Status], None]
+
+
+def of_stored(run: Run) -> Status:
+    """Return the report of a run that is read from disk."""
+    trace = run.trace
+    rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
+    ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
+    return Status(run.spec, 1.0, ledger, float(trace["loss"][-1]), float(run.meta["seconds"]), rows, stored=True)
