@@ -14,36 +14,36 @@ TREE = "tree"
 """The JSON tree, among the arrays of what is packed."""
 
 
-def packed(state: dict[str, Any]) -> bytes:
+def pack(state: dict[str, Any]) -> bytes:
     """Return nested state as the bytes of a safetensors file."""
     from safetensors.numpy import save
 
     arrays: dict[str, npt.NDArray[Any]] = {}
-    tree = json.dumps(plant(state, "", arrays)).encode()
+    tree = json.dumps(flatten(state, "", arrays)).encode()
     return save({**arrays, TREE: np.frombuffer(tree, np.uint8)})
 
 
-def unpacked(data: bytes, source: str) -> dict[str, Any]:
-    """Undo `packed`; say which source it is that cannot be read."""
+def unpack(data: bytes, source: str) -> dict[str, Any]:
+    """Undo `pack`; say which source it is that cannot be read."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         arrays = load(data)
-        state = grow(json.loads(arrays[TREE].tobytes()), arrays)
+        state = unflatten(json.loads(arrays[TREE].tobytes()), arrays)
     except (KeyError, ValueError, SafetensorError) as error:
         raise LasgError(f"cannot read {source}: {error}") from None
     assert isinstance(state, dict)
     return state
 
 
-def plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+def flatten(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     """Return the JSON form of `node`, its arrays moved into `arrays` under their paths."""
     if isinstance(node, dict):
-        return {"dict": [[key, plant(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
+        return {"dict": [[key, flatten(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
     if isinstance(node, list | tuple):
         kind = "tuple" if isinstance(node, tuple) else "list"
-        return {kind: [plant(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
+        return {kind: [flatten(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
     if isinstance(node, np.ndarray):
         name = f"{len(arrays)}{path}"  # the number tells {1: x} from {"1": x}
         arrays[name] = np.asarray(node, order="C")
@@ -57,14 +57,14 @@ def plant(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")
 
 
-def grow(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Undo `plant`."""
+def unflatten(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Undo `flatten`."""
     ((kind, content),) = node.items()
     if kind == "dict":
-        return {key: grow(value, arrays) for key, value in content}
+        return {key: unflatten(value, arrays) for key, value in content}
     if kind in {"list", "tuple"}:
-        grown = [grow(value, arrays) for value in content]
-        return tuple(grown) if kind == "tuple" else grown
+        values = [unflatten(value, arrays) for value in content]
+        return tuple(values) if kind == "tuple" else values
     if kind == "array":
         return arrays[content].copy()
     if kind == "tensor":

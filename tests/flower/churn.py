@@ -29,7 +29,7 @@ from lasg.core import codecs
 from lasg.core.ledger import COUNTS
 from lasg.flower import new, storage
 from lasg.flower.trial import Deployment
-from lasg.packing import unpacked
+from lasg.packing import unpack
 
 NODES, D, ETA, CODEC, SPOILED = 4, 10, 0.1, "qsgd8:512", 0
 SERVER = '''"""The server of the churn run: it keeps what it gets."""
@@ -222,7 +222,7 @@ def kept(folder: Path) -> list[Kept]:
 
 def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
     """Compute the run again from what was kept; return what was found, after everything was compared."""
-    state = unpacked((folder / "out" / storage.CHECKPOINT).read_bytes(), "the checkpoint")
+    state = unpack((folder / "out" / storage.CHECKPOINT).read_bytes(), "the checkpoint")
     lines = storage.Trace(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
     assert [int(line["round"]) for line in lines] == list(range(1, int(state["server"]["k"]) + 1))
     answers = kept(folder)

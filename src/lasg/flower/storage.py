@@ -15,7 +15,7 @@ from torch import nn
 from lasg.core.arrays import copies
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
-from lasg.packing import packed, unpacked
+from lasg.packing import pack, unpack
 from lasg.problems.buffers import named_tensors
 from lasg.runs.files import write_atomically
 from lasg.transports.federation import Federated
@@ -51,7 +51,7 @@ def write_model(path: Path, model: nn.Module) -> None:
 def checkpoint(run: Federated, folder: Path) -> None:
     """Write the server's whole state; the one before is kept."""
     path = folder / CHECKPOINT
-    data = packed(run.state(live=True))
+    data = pack(run.state(live=True))
     if path.exists():
         path.replace(folder / PREVIOUS)
     write_atomically(path, data)
@@ -72,7 +72,7 @@ def resume(run: Federated, folder: Path) -> bool:
     for name in (CHECKPOINT, PREVIOUS):
         path = folder / name
         if path.exists():
-            state = unpacked(path.read_bytes(), str(path))
+            state = unpack(path.read_bytes(), str(path))
             theirs = state["federation"]["settings"]
             # An older checkpoint says nothing of what was not a setting then.
             differs = [name for name, value in run.settings.items() if theirs.get(name, value) != value]

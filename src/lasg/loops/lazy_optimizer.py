@@ -27,7 +27,7 @@ from lasg.core.server import laziness_of
 from lasg.core.training import PATIENCE, Round
 from lasg.errors import Faulty, LasgError, LostRank
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
-from lasg.packing import packed, unpacked
+from lasg.packing import pack, unpack
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
 from lasg.transports.links import TIMEOUT, Links
@@ -188,9 +188,9 @@ class LazyOptimizer(torch.optim.Optimizer):
         Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
         """
         links, buffers = self._rounds.links, Buffers(module, self._rounds.links.ranks)
-        own = packed({str(i): value for i, value in enumerate(buffers.read())})
+        own = pack({str(i): value for i, value in enumerate(buffers.read())})
         for rank, data in enumerate(links.gather(own, "buffers")):
-            values = unpacked(data, f"rank {rank}'s buffers")
+            values = unpack(data, f"rank {rank}'s buffers")
             buffers.keep(rank, [values[str(i)] for i in range(len(values))])
         buffers.load_pooled(self._model.weights)
 

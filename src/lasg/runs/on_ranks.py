@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lasg.errors import Elsewhere, LasgError
-from lasg.packing import packed, unpacked
+from lasg.packing import pack, unpack
 from lasg.runs import factories as build
 from lasg.runs import runner, store
 from lasg.runs.files import locked, sweep, write_atomically
@@ -51,7 +51,7 @@ class Parts:
 
     def write(self, rounds: int, own: dict[str, Any], shared: dict[str, Any]) -> None:
         """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
-        data = packed({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
+        data = pack({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(rounds, digest)
         write_atomically(path, data)
@@ -103,10 +103,10 @@ class Parts:
                     f"the part of rank {rank} of the checkpoint of round {manifest['round']} in {self.folder} is "
                     "missing there or damaged: run it anew with --fresh"
                 )
-        state = unpacked(data, str(path))
+        state = unpack(data, str(path))
         shared = state.get("shared")
-        text = self.links.say(b"" if shared is None else packed(shared), "the server's state")
-        return state["own"], unpacked(text, "rank 0's state") if shared is None else shared
+        text = self.links.say(b"" if shared is None else pack(shared), "the server's state")
+        return state["own"], unpack(text, "rank 0's state") if shared is None else shared
 
     def remove(self) -> None:
         """Remove the checkpoint of a run that ended."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import lasg
 from lasg.core.arrays import host
 from lasg.errors import LasgError, missing_extra
-from lasg.packing import grow, plant
+from lasg.packing import flatten, unflatten
 from lasg.runs import spec as specs
 from lasg.runs.files import LOCK, replacing, sweep, told, write_atomically
 from lasg.runs.spec import Spec
@@ -226,7 +226,7 @@ def versions() -> dict[str, str]:
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write nested state atomically."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    tree = plant(state, "", arrays)
+    tree = flatten(state, "", arrays)
     _save(folder / CHECKPOINT, arrays, {"tree": json.dumps(tree)})
 
 
@@ -270,6 +270,6 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise LasgError(f"cannot read {path}: {error}. Delete it, and `lasg resume {folder}` starts anew") from None
-    state = grow(tree, arrays)
+    state = unflatten(tree, arrays)
     assert isinstance(state, dict)
     return state

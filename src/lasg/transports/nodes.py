@@ -23,7 +23,7 @@ from lasg.core.rules import Rule
 from lasg.core.server import Opened
 from lasg.core.workers import Oracle, Workers
 from lasg.errors import LasgError
-from lasg.packing import packed, unpacked
+from lasg.packing import pack, unpack
 from lasg.transports.model_deltas import Follower, Held, Step
 
 if TYPE_CHECKING:
@@ -218,11 +218,11 @@ class Node:
             "workers": self.workers.state(),
             "oracle": getattr(self.oracle, "state", dict)(),
         }
-        return packed(state)
+        return pack(state)
 
     def recall(self, data: bytes) -> None:
         """Take back what was remembered."""
-        state = unpacked(data, "this node's memory")
+        state = unpack(data, "this node's memory")
         self._forget(*state["who"])
         self.life = state["life"]
         self.bytes_up, self.bytes_down = state["bytes"]

@@ -21,7 +21,7 @@ from lasg.core.server import Laziness, Opened
 from lasg.core.training import Problem, Round, Rounds
 from lasg.core.workers import Reply
 from lasg.errors import LasgError
-from lasg.packing import packed, unpacked
+from lasg.packing import pack, unpack
 from lasg.transports.exchange import GIVES, Exchange, form
 from lasg.transports.links import PATIENT, Links
 
@@ -111,9 +111,9 @@ class Distributed(Rounds):
         # Under a hub the relay alone holds contributions, which its own model has no part in.
         held = self.exchange.contributions if self.exchange.form == "packed" else None
         state = {"shared": self.shared(), "contributed": None if held is None else held.rows}
-        said = self.links.say(packed(state) if self.links.rank == 0 else b"", "the server's state")
+        said = self.links.say(pack(state) if self.links.rank == 0 else b"", "the server's state")
         if self.links.rank:
-            found = unpacked(said, "rank 0's state")
+            found = unpack(said, "rank 0's state")
             self.take_shared(found["shared"])
             if held is not None:
                 held.rows = copies(found["contributed"], self.theta)
