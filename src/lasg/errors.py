@@ -1,4 +1,4 @@
-"""The one exception that means: the input was wrong, and this sentence says how to mend it."""
+"""The one exception that means: the input was wrong, and this sentence says how to fix it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stopped(LasgError):  # noqa: N818
     """The user stopped it; the message says how to go on."""
 
 
-class Elsewhere(LasgError):  # noqa: N818
+class RemoteFailure(LasgError):  # noqa: N818
     """Another process of the same run failed, and says why."""
 
 

@@ -14,7 +14,7 @@ from lasg.analysis.link_time import EVERY
 from lasg.cli import advise, data, figure, flower, lists, paper, report, theory
 from lasg.cli import training as experiments
 from lasg.cli.show import err
-from lasg.errors import Elsewhere, LasgError, Stopped
+from lasg.errors import RemoteFailure, LasgError, Stopped
 
 try:
     from typer.exceptions import TyperException as UsageProblem  # type: ignore[import-not-found, unused-ignore]
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = arguments if arguments is not None else sys.argv[1:]
         result = app(_with_values(given), standalone_mode=False)
     except LasgError as error:
-        return 2 if isinstance(error, Elsewhere) else _fail(str(error), 130 if isinstance(error, Stopped) else 2)
+        return 2 if isinstance(error, RemoteFailure) else _fail(str(error), 130 if isinstance(error, Stopped) else 2)
     except UsageProblem as error:
         # Without a message it is the help of a command that wants another word, and stands there already.
         return _fail(error.format_message(), 2) if error.format_message().strip() else 2

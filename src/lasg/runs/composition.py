@@ -20,7 +20,7 @@ from lasg.runs.fingerprints import attributes_of, fingerprint
 
 Table = Mapping[str, Any]
 
-ELSEWHERE = "is a program's own: go on with it there, by the same call of lasg.train"
+ONLY_IN_PROGRAM = "is a program's own: go on with it there, by the same call of lasg.train"
 """What a run is told whose problem, rule or codec is not here."""
 
 
@@ -117,15 +117,15 @@ class OwnCodec:
 
     def encode(self, rows: Array, noise: Noise) -> NoReturn:  # noqa: ARG002
         """Refuse."""
-        raise LasgError(f"the codec {self.name!r} of this run {ELSEWHERE}")
+        raise LasgError(f"the codec {self.name!r} of this run {ONLY_IN_PROGRAM}")
 
     def decode(self, messages: Sequence[bytes], like: Array) -> NoReturn:  # noqa: ARG002
         """Refuse."""
-        raise LasgError(f"the codec {self.name!r} of this run {ELSEWHERE}")
+        raise LasgError(f"the codec {self.name!r} of this run {ONLY_IN_PROGRAM}")
 
 
 def _left(now: Record, last: Record) -> NoReturn:  # noqa: ARG001
-    raise LasgError(f"the rule of this run {ELSEWHERE}")
+    raise LasgError(f"the rule of this run {ONLY_IN_PROGRAM}")
 
 
 def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algorithm:

@@ -24,7 +24,7 @@ from lasg.data.partition import split
 from lasg.data.sources import AS_IT_IS, Reading
 from lasg.errors import LasgError
 from lasg.problems.regression import Regression
-from lasg.runs.composition import ELSEWHERE, find_codec, find_rule
+from lasg.runs.composition import ONLY_IN_PROGRAM, find_codec, find_rule
 from lasg.runs.spec import OWN, Spec
 from lasg.transports.local import Simulation
 
@@ -68,7 +68,7 @@ def _start(spec: Spec, data_dir: Path | None) -> str | None:
 def problem(spec: Spec, data_dir: Path | str | None = None) -> Problem:
     """Return the problem of a spec; runs that differ in the algorithm alone share it."""
     if spec.data == OWN:
-        raise LasgError(f"the problem of this run {ELSEWHERE}")
+        raise LasgError(f"the problem of this run {ONLY_IN_PROGRAM}")
     data_dir = path_or_none(data_dir)
     return _problem(tuple(getattr(spec, name) for name in PROBLEM), data_dir, _start(spec, data_dir))
 
@@ -246,7 +246,7 @@ def _parts(spec: Spec, of: Problem, rule: Rule | str | None = None, codec: Codec
     chosen = spec.composition
     for what, given in (("rule", rule), ("codec", codec)):
         if given is None and what in spec.own_parts:
-            raise LasgError(f"the {what} of this run {ELSEWHERE}")
+            raise LasgError(f"the {what} of this run {ONLY_IN_PROGRAM}")
     rule = find_rule(chosen.rule if rule is None else rule)
     codec = find_codec(chosen.codec(spec.bits, spec.bucket) if codec is None else codec)
     needs_smoothness = rule.where == "server" and rule.estimate is None

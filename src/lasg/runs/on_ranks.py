@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lasg.errors import Elsewhere, LasgError
+from lasg.errors import RemoteFailure, LasgError
 from lasg.packing import pack, unpack
 from lasg.runs import factories as build
 from lasg.runs import runner, store
@@ -129,7 +129,7 @@ def first(links: Links, make: Callable[[], bytes]) -> bytes:
     if failed is not None:
         raise failed
     if said[:1] == b"-":
-        raise Elsewhere(f"rank 0 could not go on: {said[1:].decode()}")
+        raise RemoteFailure(f"rank 0 could not go on: {said[1:].decode()}")
     return said[1:]
 
 
