@@ -9,7 +9,7 @@ import pytest
 from lasg.errors import LasgError
 from lasg.runs import factories as build
 from lasg.runs import pool, runner, store
-from lasg.runs.files import locked
+from lasg.runs.files import lock
 from lasg.runs.runner import Job, run, run_or_read
 from lasg.runs.spec import BUDGETS, Spec
 from lasg.runs.status import Status
@@ -209,7 +209,7 @@ def test_a_stored_run_on_other_data_is_run_again(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_run_are_told_apart(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(LasgError, match="another process is writing"):
+    with lock(tmp_path), pytest.raises(LasgError, match="another process is writing"):
         run(small("sgd"), tmp_path)
 
 

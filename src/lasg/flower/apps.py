@@ -24,7 +24,7 @@ from lasg.flower.settings import Settings
 from lasg.flower.storage import MODEL, TRACE, Trace, checkpoint, choose, resume, write_model
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
-from lasg.runs.files import locked
+from lasg.runs.files import lock
 from lasg.transports.federation import Failed, Federated, Refused
 from lasg.transports.nodes import FAILED, Node, Parcel
 
@@ -197,7 +197,7 @@ def train(
     folder = choose(out, resume=settings.resume)
     if folder != out and not settings.resume:
         log(INFO, "lasg: %s has a run in it: this one goes to %s (resume=true goes on with the last)", out, folder)
-    with locked(folder):
+    with lock(folder):
         _rounds(run, settings, folder)
         write_model(folder / MODEL, trained(run.theta))
     log(INFO, "lasg: %s", _summary(run, folder / MODEL))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError, missing_extra
-from lasg.runs.files import told
+from lasg.runs.files import wrap_write_errors
 from lasg.runs.status import Status
 from lasg.runs.trace import EVALUATED
 
@@ -37,7 +37,7 @@ class Csv:
 
     def __init__(self, path: Path | str) -> None:
         path = self._path = Path(path)
-        with told(path):
+        with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # What is there stays until the first report: a command that is refused changes nothing.
             self._file = path.open("a", newline="", encoding="utf-8")
@@ -46,7 +46,7 @@ class Csv:
 
     def __call__(self, status: Status) -> None:
         """Append the evaluations of a report."""
-        with told(self._path):
+        with wrap_write_errors(self._path):
             if not self._begun:
                 self._begun = True
                 if self._file.seekable():
@@ -61,7 +61,7 @@ class Csv:
 
     def close(self) -> None:
         """Close the file."""
-        with told(self._path):
+        with wrap_write_errors(self._path):
             self._file.close()
 
 
@@ -77,12 +77,12 @@ class TensorBoard:
         self._new = SummaryWriter
         self._folder = folder
         self._writers: dict[str, Any] = {}
-        with told(folder):
+        with wrap_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, status: Status) -> None:
         """Write the evaluations of a report, and how fast the run is."""
-        with told(self._folder / status.spec.label):
+        with wrap_write_errors(self._folder / status.spec.label):
             self._write(status)
 
     def _write(self, status: Status) -> None:

@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def wrap_write_errors(path: Path) -> Iterator[None]:
     """Say in one line what could not be written."""
     try:
         yield
@@ -30,9 +30,9 @@ def told(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for one writer; a second one is told so. The system lets go of it when the process ends."""
-    with told(folder):
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a folder for one writer; a second one gets an error. The system lets go of it when the process ends."""
+    with wrap_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = _lock(folder / LOCK)
     try:
@@ -82,7 +82,7 @@ def sweep(folder: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Refuse, before the work is done, a path at which nothing can be written after it."""
-    with told(path):
+    with wrap_write_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if path.exists() and not path.is_file():
@@ -93,9 +93,9 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Give a path to write to, and move it to `path` when it is whole: a kill leaves the old file or the new one."""
-    with told(path):
+    with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         os.close(handle)
@@ -116,9 +116,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     What is there and is no file, such as /dev/null or a pipe, is written to and not replaced.
     """
-    with told(path):
+    with wrap_write_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
             return
-    with replacing(path) as part:
+    with replace_atomically(path) as part:
         part.write_bytes(content)

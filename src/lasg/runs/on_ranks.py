@@ -20,7 +20,7 @@ from lasg.errors import RemoteFailure, LasgError
 from lasg.packing import pack, unpack
 from lasg.runs import factories as build
 from lasg.runs import runner, store
-from lasg.runs.files import locked, sweep, write_atomically
+from lasg.runs.files import lock, sweep, write_atomically
 from lasg.runs.runner import STOP, Job
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, of_stored
@@ -172,7 +172,7 @@ def run_or_read(
         job = Job(spec, engine, Trace(spec.workers, spec.watched), leads=links.rank == 0)
 
         def begin() -> bytes:
-            held.enter_context(locked(folder))
+            held.enter_context(lock(folder))
             if found == b"running":
                 return json.dumps(_meta_of_same(folder, exchange, relay)).encode()
             told = {"engine": "distributed", "ranks": links.ranks, "exchange": exchange, "relay": relay, "job": _job()}

@@ -23,7 +23,7 @@ from lasg.errors import LasgError
 from lasg.runs.runner import run_or_read
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
-from lasg.runs.stopping import blocked, ignore, on_stop
+from lasg.runs.stopping import block, ignore, on_stop
 from lasg.runs.store import Run
 
 STOP_SECONDS = 0.1
@@ -95,7 +95,7 @@ def _start(workers: list[Worker], count: int, settings: Settings) -> None:
     context = multiprocessing.get_context("spawn")
     if os.name == "posix":
         resource_tracker.ensure_running()  # the first start would do it, and unblock the signal on its way
-    with blocked(signal.SIGINT):
+    with block(signal.SIGINT):
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, settings))

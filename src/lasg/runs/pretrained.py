@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lasg.data import weights
 from lasg.errors import LasgError, did_you_mean
-from lasg.runs.files import replacing
+from lasg.runs.files import replace_atomically
 from lasg.runs.spec import Spec
 from lasg.runs.store import MODEL, Run
 
@@ -53,6 +53,6 @@ def install(run: Run, name: str) -> Path:
             f"the pretraining in {run.folder} {run.status}: {run.meta.get('message', f'lasg resume {run.folder}')}"
         )
     target = weights.made_folder() / f"{name}.safetensors"
-    with replacing(target) as part:
+    with replace_atomically(target) as part:
         shutil.copyfile(run.folder / MODEL, part)
     return target

@@ -21,7 +21,7 @@ from lasg.data.files import path_or_none
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.runs import factories as build
 from lasg.runs import store
-from lasg.runs.files import locked, sweep
+from lasg.runs.files import lock, sweep
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status, of_stored
 from lasg.runs.store import Run
@@ -246,7 +246,7 @@ def run(
     folder, data_dir = Path(folder), path_or_none(data_dir)
     with steadily(spec):
         job = Job.of(spec, data_dir, problem, rule, codec)
-        with locked(folder):
+        with lock(folder):
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
             try:
                 return _finish(job, folder, meta, report)
@@ -281,7 +281,7 @@ def resume(
         found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
-        with locked(folder):
+        with lock(folder):
             state = store.read_checkpoint(folder)
             if state is not None and "ended" in state:
                 return settle(folder, stored.spec, stored.meta, state)

@@ -36,7 +36,7 @@ def on_stop(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def blocked(number: signal.Signals) -> Iterator[None]:
+def block(number: signal.Signals) -> Iterator[None]:
     """Block a signal in this thread, so that processes started meanwhile begin with it blocked."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield

@@ -26,7 +26,7 @@ from lasg.core.arrays import host
 from lasg.errors import LasgError, missing_extra
 from lasg.packing import flatten, unflatten
 from lasg.runs import spec as specs
-from lasg.runs.files import LOCK, replacing, sweep, told, write_atomically
+from lasg.runs.files import LOCK, replace_atomically, sweep, wrap_write_errors, write_atomically
 from lasg.runs.spec import Spec
 from lasg.runs.trace import EVALUATED, Arrays, check, unpack_uploads
 
@@ -181,7 +181,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
         "data_sha256": data_sha256,
         "versions": versions(),
     }
-    with told(folder):
+    with wrap_write_errors(folder):
         for leftover in (META, TRACE, CHECKPOINT, MODEL):
             (folder / leftover).unlink(missing_ok=True)
     write_atomically(folder / SPEC, spec.to_toml().encode())
@@ -238,7 +238,7 @@ def write_model(folder: Path, model: Mapping[str, Any]) -> None:
 def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> None:
     from safetensors.numpy import save_file
 
-    with replacing(path) as part:
+    with replace_atomically(path) as part:
         save_file(arrays, part, metadata)
 
 
