@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lasg.data import files, weights
+from lasg.data import raw_files, weights
 from lasg.data.images import parse_images
 from lasg.data.loaders import load
 from lasg.data.sources import FILES, Source
@@ -232,6 +232,6 @@ def test_weights_that_are_not_here_are_an_error_with_what_to_do(tmp_path: Path, 
 
 def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
-    before = files.hash_tree(tmp_path)
+    before = raw_files.hash_tree(tmp_path)
     (tmp_path / "b").write_bytes(b"1")
-    assert files.hash_tree(tmp_path) != before
+    assert raw_files.hash_tree(tmp_path) != before

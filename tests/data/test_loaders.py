@@ -146,13 +146,13 @@ def test_a_folder_that_does_not_exist_is_an_error_not_a_download(
 def test_the_argument_is_searched_before_the_variable_and_the_cache(
     small: Small, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lasg.data import files
+    from lasg.data import raw_files
 
     monkeypatch.setenv("LASG_DATA", str(tmp_path / "b"))
     places = [small.put(tmp_path / "a"), small.put(tmp_path / "b"), small.put(cache_dir / "raw")]
     for place in places:
-        found = files.find(FILES["covtype.data.gz"], tmp_path / "a")
-        assert found == files.Found(place, in_cache=place == places[-1])
+        found = raw_files.find(FILES["covtype.data.gz"], tmp_path / "a")
+        assert found == raw_files.Found(place, in_cache=place == places[-1])
         place.unlink()
 
 

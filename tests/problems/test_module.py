@@ -19,7 +19,7 @@ import lasg
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.errors import LasgError
 from lasg.problems.flat import FlatView
-from lasg.problems.images import Images
+from lasg.problems.image_transform import ImageTransform
 from lasg.problems.models import CNN, MODELS, ResNet18, load_weights, model
 from lasg.problems.module import ModuleProblem
 from lasg.transports.local import Simulation
@@ -496,13 +496,13 @@ def key(value: int) -> Any:
 
 def test_bytes_are_scaled_and_normalised_by_channel() -> None:
     x = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
-    found = Images((0.5, 0.25, 0.0), (0.5, 0.25, 1.0)).test(x)
+    found = ImageTransform((0.5, 0.25, 0.0), (0.5, 0.25, 1.0)).test(x)
     torch.testing.assert_close(found[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
 
 
 def test_augmentation_shifts_and_flips_and_is_the_same_for_the_same_key() -> None:
     x = torch.rand(64, 3, 8, 8)
-    images = Images(shift=2, flip=True)
+    images = ImageTransform(shift=2, flip=True)
     one, again, other = images.train(x, key(1)), images.train(x, key(1)), images.train(x, key(2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -521,4 +521,4 @@ def _windows(image: Tensor) -> list[Tensor]:
 
 def test_without_augmentation_training_images_are_test_images() -> None:
     x = torch.rand(3, 1, 8, 8)
-    assert torch.equal(Images().train(x, key(1)), Images().test(x))
+    assert torch.equal(ImageTransform().train(x, key(1)), ImageTransform().test(x))

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from lasg import ModuleProblem
 from lasg.problems import models
-from lasg.problems.images import Images
+from lasg.problems.image_transform import ImageTransform
 
-PIXELS = Images()
+PIXELS = ImageTransform()
 
 
 def model() -> nn.Module:

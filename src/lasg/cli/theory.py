@@ -14,7 +14,7 @@ from lasg.cli import options
 from lasg.cli.live import counting
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.report import plots
-from lasg.report import theory as pictures
+from lasg.report import theory_plots
 from lasg.runs.files import check_writable, write_atomically
 from lasg.theory import check as measured
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
@@ -56,7 +56,7 @@ def check(
     else:
         _print(found.claims)
         if results is not None:
-            out.print(f"Wrote claims.csv, curves.csv and {counted(len(pictures.TITLES), 'picture')} to {results}")
+            out.print(f"Wrote claims.csv, curves.csv and {counted(len(theory_plots.TITLES), 'picture')} to {results}")
     if any(claim.verdict == "fails" for claim in found.claims):
         raise typer.Exit(1)
 
@@ -76,8 +76,8 @@ def _write(folder: Path, found: measured.Findings) -> None:
     write_atomically(folder / "claims.csv", to_csv([claim.row() for claim in found.claims]).encode())
     rows = [row for curve in found.curves for row in curve.rows()]
     write_atomically(folder / "curves.csv", to_csv(rows).encode())
-    for name in pictures.TITLES:
-        plots.save(pictures.draw(name, found.curves), folder / f"{name}.png")
+    for name in theory_plots.TITLES:
+        plots.save(theory_plots.draw(name, found.curves), folder / f"{name}.png")
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

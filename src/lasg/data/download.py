@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from lasg.data import cache, files
+from lasg.data import cache, raw_files
 from lasg.data.cache import Progress
 from lasg.data.sources import FILES, Source, named
 from lasg.errors import LasgError
@@ -29,7 +29,7 @@ def obtain(dataset: str, data_dir: Path | None, *, force: bool = False, progress
     paths = []
     for name in named(dataset).files:
         source = FILES[name]
-        if source.instead and files.find(source, data_dir) is None:
+        if source.instead and raw_files.find(source, data_dir) is None:
             source = FILES[source.instead]
         again = f"lasg data fetch {dataset}"
         paths.append(obtain_file(source, again, f"{again} --force", data_dir, force=force, progress=progress))
@@ -39,7 +39,7 @@ def obtain(dataset: str, data_dir: Path | None, *, force: bool = False, progress
 def obtain_file(
     source: Source,
     again: str,
-    mend: str,
+    fix: str,
     data_dir: Path | None,
     *,
     force: bool = False,
@@ -47,12 +47,12 @@ def obtain_file(
 ) -> Path:
     """Return one raw file of a data set or of weights, verified; downloaded if it is not here.
 
-    `again` is the command that tries once more, `mend` what replaces a damaged file in the cache.
+    `again` is the command that tries once more, `fix` what replaces a damaged file in the cache.
     """
-    found = files.find(source, data_dir)
+    found = raw_files.find(source, data_dir)
     if found is None or (force and found.in_cache):
         return _download(source, again, data_dir, progress)
-    files.verify(found, source, mend)
+    raw_files.verify(found, source, fix)
     return found.path
 
 
@@ -74,7 +74,7 @@ def _download(source: Source, again: str, data_dir: Path | None, progress: Progr
             except OSError as error:
                 raise cache.unwritable(error) from error
             return target
-    folders = ", ".join(str(folder) for folder, _ in files.search_folders(data_dir))
+    folders = ", ".join(str(folder) for folder, _ in raw_files.search_folders(data_dir))
     raise LasgError(
         f"could not download {source.name} ({'; '.join(failures)}), and it is not in {folders}: try again"
         f" with `{again}`, or put the file into a folder named by --data-dir or LASG_DATA"
@@ -94,10 +94,10 @@ def _receive(url: str, source: Source, path: Path, progress: Progress | None) ->
         raise _Failed(f"the server answered {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         cause = error.reason
-        raise _Failed(files.reason(cause) if isinstance(cause, Exception) else str(cause)) from error
+        raise _Failed(raw_files.reason(cause) if isinstance(cause, Exception) else str(cause)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Failed(files.reason(error)) from error
-    fault = files.content_fault(path, source)
+        raise _Failed(raw_files.reason(error)) from error
+    fault = raw_files.content_fault(path, source)
     if fault is not None:
         raise _Failed(f"the content is not the known one, {fault}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from lasg.data import cache, files
+from lasg.data import cache, raw_files
 from lasg.data.cache import Damaged, Prepared, Progress
 from lasg.data.csv_files import parse_csv
 from lasg.data.download import obtain
@@ -81,7 +81,7 @@ def load(
     kind = np.dtype(dtype)
     if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise LasgError(f"dtype must be float32 or float64, got {kind}")
-    data_dir = files.path_or_none(data_dir)
+    data_dir = raw_files.path_or_none(data_dir)
     prepared = embedded(name) if is_embedded(name) else _read_or_prepare(name, data_dir, progress, reading)
     arrays = prepared.arrays
     test = arrays.get("test_features")
@@ -153,9 +153,9 @@ def prepared_place(name: str, reading: Reading = AS_IT_IS) -> tuple[Path, str]:
     if is_own(name):
         path = checked_path(name)
         try:
-            sha256 = files.hash_tree(path)
+            sha256 = raw_files.hash_tree(path)
         except OSError as error:
-            raise LasgError(f"{path} cannot be read: {files.reason(error)}; mend or replace it") from error
+            raise LasgError(f"{path} cannot be read: {raw_files.reason(error)}; mend or replace it") from error
         if reading != AS_IT_IS:
             sha256 = hashlib.sha256(f"{sha256} {json.dumps(asdict(reading), sort_keys=True)}".encode()).hexdigest()
         return cache.prepared_folder(name.partition(":")[0], sha256), sha256

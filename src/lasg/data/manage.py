@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lasg.data import cache, files
+from lasg.data import cache, raw_files
 from lasg.data.cache import Damaged, Progress
 from lasg.data.download import obtain
 from lasg.data.loaders import (
@@ -48,7 +48,7 @@ class CheckResult:
 
 def status(data_dir: Path | str | None = None) -> list[FileStatus]:
     """Say for every file of every named data set where it lies."""
-    lines, data_dir = [], files.path_or_none(data_dir)
+    lines, data_dir = [], raw_files.path_or_none(data_dir)
     for name in DATASETS:
         if is_embedded(name):
             where = "in scikit-learn" if _has_sklearn() else "not here: scikit-learn is not installed"
@@ -56,7 +56,7 @@ def status(data_dir: Path | str | None = None) -> list[FileStatus]:
             continue
         ready = _is_prepared(name)
         for file in named(name).files:
-            found = files.find(FILES[file], data_dir)
+            found = raw_files.find(FILES[file], data_dir)
             if found is None:
                 lines.append(FileStatus(name, file, None, "not here", FILES[file].size, ready))
             else:
@@ -76,7 +76,7 @@ def fetch(
     `force` downloads again what lies in the cache and prepares again. Files in the user's own folders are
     never replaced: a damaged one there is an error.
     """
-    data_dir = files.path_or_none(data_dir)
+    data_dir = raw_files.path_or_none(data_dir)
     if is_embedded(name):
         embedded(name)
         return []
@@ -87,7 +87,7 @@ def fetch(
 
 def check(name: str | None = None, data_dir: Path | str | None = None) -> list[CheckResult]:
     """Read every byte of one data set, or of all named ones, and compare with the checksums."""
-    data_dir = files.path_or_none(data_dir)
+    data_dir = raw_files.path_or_none(data_dir)
     if name is None:
         return [result for each in DATASETS for result in check(each, data_dir)]
     if is_embedded(name):
@@ -116,14 +116,14 @@ def _check_embedded(name: str) -> CheckResult:
 
 
 def _check_file(name: str, file: str, data_dir: Path | None) -> CheckResult:
-    found = files.find(FILES[file], data_dir)
+    found = raw_files.find(FILES[file], data_dir)
     if found is None:
         return CheckResult(name, file, None, "absent", "not here", f"lasg data fetch {name}")
-    fault = files.content_fault(found.path, FILES[file])
+    fault = raw_files.content_fault(found.path, FILES[file])
     if fault is None:
         return CheckResult(name, file, found.path, "ok", "checksum is right", "")
     return CheckResult(
-        name, file, found.path, "damaged", fault, files.mending(found, f"lasg data fetch {name} --force")
+        name, file, found.path, "damaged", fault, raw_files.how_to_fix(found, f"lasg data fetch {name} --force")
     )
 
 

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from lasg.data import cache, files
+from lasg.data import cache, raw_files
 from lasg.data.cache import Progress
 from lasg.data.download import obtain_file
 from lasg.data.sources import Source
@@ -29,7 +29,7 @@ def made_folder() -> Path:
 def find(name: str, data_dir: Path | None) -> Path | None:
     """Return a weight file that is here: a path, or a file of that name beside the data or in the cache."""
     if name in OFFICIAL:
-        found = files.find(OFFICIAL[name], data_dir)
+        found = raw_files.find(OFFICIAL[name], data_dir)
         return None if found is None else found.path
     try:
         path = Path(name).expanduser()
@@ -39,7 +39,7 @@ def find(name: str, data_dir: Path | None) -> Path | None:
         return path
     if path.name != name or path.suffix in SUFFIXES:
         return None
-    folders = [folder for folder, _ in files.search_folders(data_dir)]
+    folders = [folder for folder, _ in raw_files.search_folders(data_dir)]
     tried = (folder / f"{name}{suffix}" for folder in [*folders, made_folder()] for suffix in SUFFIXES)
     return next((place for place in tried if place.is_file()), None)
 
@@ -64,9 +64,9 @@ def sha256(path: Path) -> str:
         stat = path.stat()
         return _sha256(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
-        raise LasgError(f"{path} cannot be read: {files.reason(error)}") from error
+        raise LasgError(f"{path} cannot be read: {raw_files.reason(error)}") from error
 
 
 @functools.lru_cache(maxsize=4)
 def _sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
-    return files.hash_tree(path)
+    return raw_files.hash_tree(path)

@@ -17,7 +17,7 @@ from lasg.core.codecs import Codec
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.core.rules import Rule
 from lasg.core.training import Rounds
-from lasg.data.files import path_or_none
+from lasg.data.raw_files import path_or_none
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.runs import factories as build
 from lasg.runs import store

@@ -10,7 +10,7 @@ from lasg.core.algorithms import Algorithm
 from lasg.core.algorithms import algorithm as algorithm_named
 from lasg.core.codecs import Codec
 from lasg.core.rules import Rule
-from lasg.data.files import path_or_none
+from lasg.data.raw_files import path_or_none
 from lasg.errors import LasgError
 from lasg.runs import composition, runner, store
 from lasg.runs import factories as build

@@ -110,8 +110,8 @@ def content_fault(path: Path, source: Source) -> str | None:
     return None
 
 
-def mending(found: Found, command: str) -> str:
-    """Say how to mend a damaged raw file: lasg replaces its own by a command, the user replaces theirs."""
+def how_to_fix(found: Found, command: str) -> str:
+    """Say how to fix a damaged raw file: lasg replaces its own by a command, the user replaces theirs."""
     return command if found.in_cache else "replace or delete this file"
 
 
@@ -119,7 +119,7 @@ def verify(found: Found, source: Source, command: str) -> None:
     """Raise the error for a damaged raw file, if it is damaged; the command replaces it."""
     fault = content_fault(found.path, source)
     if fault is not None:
-        raise LasgError(f"{found.path} is damaged: {fault}; to mend: {mending(found, command)}")
+        raise LasgError(f"{found.path} is damaged: {fault}; to mend: {how_to_fix(found, command)}")
 
 
 def reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageTransform:
     """What is done to a batch of images `(b, channels, height, width)` before the model sees it."""
 
     mean: tuple[float, ...] = ()
