@@ -919,7 +919,7 @@ def test_the_command_of_a_run_gives_exactly_its_spec(
     def catch(specs: list[Spec], *rest: Any, **more: Any) -> None:
         raise Caught(specs)
 
-    monkeypatch.setattr(commands, "run_all", catch)
+    monkeypatch.setattr(commands, "execute", catch)
     (cells,) = run_rows(parsed(page.build([stored(tmp_path / "0", spec)])))
     (code,) = cells[4].all("code")
     first, *arguments = shlex.split(code.text)

@@ -67,7 +67,7 @@ def check_csv(path: Path, runs: Sequence[Run]) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_csv_file_has_one_row_an_evaluation_of_every_run(tmp_path: Path, jobs: int) -> None:
     with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-        runs = pool.run_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
+        runs = pool.obtain_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
     check_csv(tmp_path / "log.csv", runs)
 
 
@@ -75,22 +75,22 @@ def test_every_evaluation_is_there_however_often_a_run_reports(tmp_path: Path, m
     for seconds in (0.0, 0.003, 60.0):
         monkeypatch.setattr(runner, "REPORT_SECONDS", seconds)
         with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-            runs = pool.run_all(SPECS, tmp_path / str(seconds), report=sinks)
+            runs = pool.obtain_all(SPECS, tmp_path / str(seconds), report=sinks)
         check_csv(tmp_path / "log.csv", runs)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_that_are_read_from_disk_are_in_the_csv_file_as_they_were(tmp_path: Path, jobs: int) -> None:
-    runs = pool.run_all(SPECS[:2], tmp_path / "runs")
+    runs = pool.obtain_all(SPECS[:2], tmp_path / "runs")
     with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-        again = pool.run_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
+        again = pool.obtain_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
     assert [one.meta["seconds"] for one in again[:2]] == [one.meta["seconds"] for one in runs], "they ran again"
     check_csv(tmp_path / "log.csv", again)
 
 
 def test_a_diverged_run_has_the_evaluations_before_it_diverged(tmp_path: Path) -> None:
     with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-        runs = pool.run_all([small("sgd", eta=1e200, dtype="float64", evaluate=1)], tmp_path / "runs", report=sinks)
+        runs = pool.obtain_all([small("sgd", eta=1e200, dtype="float64", evaluate=1)], tmp_path / "runs", report=sinks)
     assert runs[0].status == "diverged"
     check_csv(tmp_path / "log.csv", runs)
 
@@ -151,7 +151,7 @@ def test_a_csv_file_replaces_the_one_before_and_makes_its_folder(tmp_path: Path)
     path = tmp_path / "new" / "folder" / "log.csv"
     for spec in SPECS[:2]:
         with Sinks(Csv(path)) as sinks:
-            found = pool.run_all([spec], tmp_path / "runs", report=sinks)
+            found = pool.obtain_all([spec], tmp_path / "runs", report=sinks)
     check_csv(path, found)
 
 
@@ -212,7 +212,7 @@ def check_events(folder: Path, one: Run) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_tensorboard_reads_the_numbers_of_every_run(tmp_path: Path, jobs: int) -> None:
     with Sinks(TensorBoard(tmp_path / "tb")) as sinks:
-        runs = pool.run_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
+        runs = pool.obtain_all(SPECS, tmp_path / "runs", jobs=jobs, report=sinks)
     assert {path.name for path in (tmp_path / "tb").iterdir()} == {one.spec.label for one in runs}
     for one in runs:
         check_events(tmp_path / "tb", one)
@@ -222,9 +222,9 @@ def test_tensorboard_reads_the_numbers_of_every_run(tmp_path: Path, jobs: int) -
 
 
 def test_a_run_that_is_read_from_disk_has_its_numbers_and_no_speed(tmp_path: Path) -> None:
-    pool.run_all(SPECS[:1], tmp_path / "runs")
+    pool.obtain_all(SPECS[:1], tmp_path / "runs")
     with Sinks(TensorBoard(tmp_path / "tb")) as sinks:
-        (one,) = pool.run_all(SPECS[:1], tmp_path / "runs", report=sinks)
+        (one,) = pool.obtain_all(SPECS[:1], tmp_path / "runs", report=sinks)
     check_events(tmp_path / "tb", one)
     assert "rounds_per_second" not in scalars(tmp_path / "tb" / one.spec.label)
 

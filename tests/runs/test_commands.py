@@ -43,7 +43,7 @@ def parsed(text: str) -> Spec:
         found.extend(specs)
         raise typer.Exit(0)
 
-    with mock.patch.object(cli, "run_all", catch):
+    with mock.patch.object(cli, "execute", catch):
         code = main(words[1:])
     assert (code, len(found)) == (0, 1), f"refused: {text}"
     return found[0]

@@ -160,10 +160,10 @@ def test_a_run_is_not_resumed_from_other_weights(tmp_path: Path) -> None:
     save_file(model("mlp", (1, 8, 8), 10, 1).state_dict(), path)
     spec = small("sgd", weights=str(path))
     out = tmp_path / "runs"
-    first = runner.run_or_read(spec, out)
+    first = runner.obtain(spec, out)
     began = first.trace["loss"][0]
     save_file(model("mlp", (1, 8, 8), 10, 2).state_dict(), path)
-    second = runner.run_or_read(spec, out)
+    second = runner.obtain(spec, out)
     assert first.meta["data_sha256"] != second.meta["data_sha256"]
     assert second.trace["loss"][0] != began
 

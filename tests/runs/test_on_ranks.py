@@ -30,9 +30,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> store.Run:
 
 
 def test_a_run_on_ranks_is_stored_as_a_simulated_one_is(undisturbed: store.Run, tmp_path: Path) -> None:
-    from lasg.runs.runner import run_or_read
+    from lasg.runs.runner import obtain
 
-    run, simulated = undisturbed, run_or_read(undisturbed.spec, tmp_path)
+    run, simulated = undisturbed, obtain(undisturbed.spec, tmp_path)
     assert run.status == "done"
     assert run.meta["engine"] == "distributed"
     theory_note.annotate([simulated])

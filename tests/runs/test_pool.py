@@ -24,7 +24,7 @@ def test_ctrl_c_waits_for_a_safe_moment_and_leaves_no_process(tmp_path: Path) ->
         finished.append(status.spec.label)
 
     with pytest.raises(KeyboardInterrupt):
-        pool.run_all(ENDLESS, tmp_path, jobs=2, report=report)
+        pool.obtain_all(ENDLESS, tmp_path, jobs=2, report=report)
     assert finished
     assert not multiprocessing.active_children()
     assert store.read(tmp_path / finished[0]).status == "running"
@@ -41,7 +41,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
         finished = True
 
     with pytest.raises(KeyboardInterrupt):
-        pool.run_all(ENDLESS, tmp_path, jobs=2, report=report)
+        pool.obtain_all(ENDLESS, tmp_path, jobs=2, report=report)
     assert not finished
     assert not multiprocessing.active_children()
 
@@ -52,5 +52,5 @@ def test_a_killed_process_ends_the_others_with_a_line_that_says_so(tmp_path: Pat
             process.kill()
 
     with pytest.raises(LasgError, match=r"a process was killed \(signal 9\).*run again to go on"):
-        pool.run_all(ENDLESS, tmp_path, jobs=2, report=report)
+        pool.obtain_all(ENDLESS, tmp_path, jobs=2, report=report)
     assert not multiprocessing.active_children()

@@ -10,7 +10,7 @@ from lasg.errors import LasgError
 from lasg.runs import factories as build
 from lasg.runs import pool, runner, store
 from lasg.runs.files import lock
-from lasg.runs.runner import Job, run, run_or_read
+from lasg.runs.runner import Job, run, obtain
 from lasg.runs.spec import BUDGETS, Spec
 from lasg.runs.status import Status
 from lasg.runs.store import Run
@@ -83,7 +83,7 @@ ALIKE = [
 
 def test_same_spec_same_run_bit_for_bit_in_process_and_through_the_pool(tmp_path: Path) -> None:
     reported: list[Status] = []
-    pooled = pool.run_all(ALIKE, tmp_path / "pool", jobs=2, report=reported.append)
+    pooled = pool.obtain_all(ALIKE, tmp_path / "pool", jobs=2, report=reported.append)
     for spec, other in zip(ALIKE, pooled, strict=True):
         one, two = (run(spec, tmp_path / name / spec.label) for name in ("one", "two"))
         assert same_bytes(one.trace, two.trace)
@@ -99,7 +99,7 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
 
 def test_a_fault_in_one_process_of_the_pool_is_the_callers_error(tmp_path: Path) -> None:
     with pytest.raises(LasgError, match="457 workers cannot share 456 samples"):
-        pool.run_all([small("sgd", workers=457, seed=seed) for seed in (0, 1)], tmp_path, jobs=2)
+        pool.obtain_all([small("sgd", workers=457, seed=seed) for seed in (0, 1)], tmp_path, jobs=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,7 +165,7 @@ def test_a_step_that_is_zero_when_squared_is_no_accident(tmp_path: Path, algorit
         assert run(small(algorithm, eta=1e-200), tmp_path / "run").status == "done"
 
 
-# -- run_or_read ---------------------------------------------------------------------------------------------
+# -- obtain ---------------------------------------------------------------------------------------------
 
 
 def stamp(found: Run) -> int:
@@ -173,16 +173,16 @@ def stamp(found: Run) -> int:
 
 
 def test_a_stored_run_is_read_and_not_run_again(tmp_path: Path) -> None:
-    first = run_or_read(small("sgd"), tmp_path)
-    second = run_or_read(small("sgd"), tmp_path)
+    first = obtain(small("sgd"), tmp_path)
+    second = obtain(small("sgd"), tmp_path)
     assert stamp(first) == stamp(second)
     assert second.meta == first.meta
 
 
 def test_fresh_runs_again_with_the_same_numbers(tmp_path: Path) -> None:
-    first = run_or_read(small("sgd"), tmp_path)
+    first = obtain(small("sgd"), tmp_path)
     trace, before = first.trace, stamp(first)
-    second = run_or_read(small("sgd"), tmp_path, fresh=True)
+    second = obtain(small("sgd"), tmp_path, fresh=True)
     assert stamp(second) > before
     assert same_bytes(second.trace, trace)
 
@@ -191,7 +191,7 @@ def test_a_diverged_run_is_not_run_again(tmp_path: Path) -> None:
     spec = small("sgd")
     run = store.begin(tmp_path / spec.label, spec, build.dataset(spec.data, None).sha256)
     store.write_meta(tmp_path / spec.label, {**run, "status": "diverged", "message": "m"})
-    assert run_or_read(spec, tmp_path).status == "diverged"
+    assert obtain(spec, tmp_path).status == "diverged"
 
 
 def test_a_stored_run_on_other_data_is_run_again(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_stored_run_on_other_data_is_run_again(tmp_path: Path) -> None:
         build.dataset.cache_clear()
         build._problem.cache_clear()
         spec = task(f"libsvm:{file}").spec("sgd", workers=2, batch=0.5, iterations=20)
-        losses.append(run_or_read(spec, tmp_path / "runs").trace["loss"][-1])
+        losses.append(obtain(spec, tmp_path / "runs").trace["loss"][-1])
     assert losses[0] != losses[1]
 
 
@@ -266,7 +266,7 @@ def test_a_run_under_way_is_continued_where_it_stopped(tmp_path: Path, monkeypat
     spec = small("lasg-wk2")
     interrupt(spec, runner.place(spec, tmp_path), 37)
     seen: list[int] = []
-    found = run_or_read(spec, tmp_path, report=lambda status: seen.append(status.ledger.rounds))
+    found = obtain(spec, tmp_path, report=lambda status: seen.append(status.ledger.rounds))
     assert (seen[0], seen[-1]) == (38, 60)
     assert found.status == "done"
     assert same_bytes(found.trace, run(spec, tmp_path / "whole").trace)

@@ -17,7 +17,7 @@ from lasg.core.codecs import QSGD
 from lasg.errors import LasgError
 from lasg.runs import factories as build
 from lasg.runs.files import check_writable, write_atomically
-from lasg.runs.runner import steadily
+from lasg.runs.runner import deterministic_threads
 from lasg.runs.spec import Spec
 from lasg.runs.tasks import task as task_named
 from lasg.theory import advice
@@ -68,7 +68,7 @@ def advise(
         raise LasgError(f"there is no advice for this: {why}")
     check_writable(out_file)
     fetch([spec], data_dir)
-    with steadily(spec):
+    with deterministic_threads(spec):
         problem = build.problem(spec, data_dir)
         with counting(pieces(problem), "measuring") as tell:
             found = measure(problem, tell)

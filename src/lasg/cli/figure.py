@@ -9,7 +9,7 @@ import typer
 
 from lasg.cli import options
 from lasg.cli.options import RUNS
-from lasg.cli.running import run_all
+from lasg.cli.running import execute
 from lasg.cli.show import err, out, print_json
 from lasg.errors import LasgError
 from lasg.report import paper_figures as known
@@ -54,7 +54,7 @@ def figure(
         seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
     )
     wanted = known.figures(name, choice)
-    done = run_all(
+    done = execute(
         [spec for one in wanted for spec in one.specs],
         out_dir,
         f"figure {name}",

@@ -12,7 +12,7 @@ from lasg.analysis import savings
 from lasg.analysis.formatting import seeds_of
 from lasg.cli import options
 from lasg.cli.options import RUNS
-from lasg.cli.running import run_all
+from lasg.cli.running import execute
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.runs.files import write_atomically
@@ -56,7 +56,7 @@ def paper(
         named = options.split_algorithms(algorithms)
         cells = papers.cells(tables[what], tasks, named)
         changed = options.read_changes(changes)
-        done = run_all([cell.spec(seed, **changed) for cell in cells for seed in chosen], out_dir, what, **how)
+        done = execute([cell.spec(seed, **changed) for cell in cells for seed in chosen], out_dir, what, **how)
         runs = {cell: done[i * seeds : (i + 1) * seeds] for i, cell in enumerate(cells)}
         only = "" if algorithms == "all" else f" -a {','.join(named)}"
         _print_table(what, papers.results(cells, runs), results, tasks, only, chosen, changes, json, done)
@@ -72,7 +72,7 @@ def paper(
         if tasks not in ([], ["covtype-lr"]):
             raise LasgError(f"gradients is about covtype-lr only, got --task {tasks[0]}")
         listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
-        rows = papers.gradient_rows(run_all(listed, out_dir, what, **how))
+        rows = papers.gradient_rows(execute(listed, out_dir, what, **how))
         _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
     else:
         raise LasgError(
@@ -95,7 +95,7 @@ def _savings(
         raise LasgError(f"{what} is about {savings.TASK} only, got --task {tasks[0]}")
     chosen = setting or "heterogeneous"
     listed = savings.specs(savings.VARIANTS[what], chosen, seeds, **options.read_changes(changes))
-    done = iter(run_all([spec for group in listed.values() for spec in group], out_dir, what, **how))
+    done = iter(execute([spec for group in listed.values() for spec in group], out_dir, what, **how))
     rows = savings.rows({label: [next(done) for _ in group] for label, group in listed.items()})
     if not json:
         table = new_table()
@@ -129,7 +129,7 @@ def _factor(row: dict[str, Any], kind: str) -> str:
 def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **how: Any) -> None:
     listed = {name: papers.toy_specs(name, seeds, 2000, "homogeneous") for name in tasks or papers.TOY_TASKS}
     flat = [spec for groups in listed.values() for group in groups.values() for spec in group]
-    done = iter(run_all(flat, out_dir, "toy", **how))
+    done = iter(execute(flat, out_dir, "toy", **how))
     rows = []
     for name, groups in listed.items():
         found = papers.toy_rows({label: [next(done) for _ in group] for label, group in groups.items()})

@@ -23,7 +23,7 @@ from lasg.runs.status import Report, Status
 from lasg.runs.store import Run
 
 
-def run_all(
+def execute(
     listed: Sequence[Spec],
     out_dir: Path,
     what: str,
@@ -54,7 +54,7 @@ def run_all(
             some = list(once.values())
             folders = [runner.place(spec, out_dir) for spec in some]
             with resumable(lambda: catalog.how_to_go_on(folders, out_dir)):
-                done = pool.run_all(
+                done = pool.obtain_all(
                     some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report
                 )
     theory_note.annotate(done, data_dir)
@@ -109,7 +109,7 @@ def _run_on_ranks(
             files = stack.enter_context(writing(csv, tensorboard))
             report = both(stack.enter_context(live.following(len(listed), f"{what}, {links.ranks} ranks")), files)
         found = [
-            ranks.run_or_read(
+            ranks.obtain(
                 spec,
                 out_dir,
                 links,
@@ -132,7 +132,7 @@ def _run_on_ranks(
 def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None) -> Path:
     """Train weights and keep them; return where."""
     spec = pretrained.recipe(name)
-    (run,) = run_all([spec], out_dir, f"pretraining {name}", jobs=1, fresh=fresh, data_dir=data_dir)
+    (run,) = execute([spec], out_dir, f"pretraining {name}", jobs=1, fresh=fresh, data_dir=data_dir)
     return pretrained.install(run, name)
 
 

@@ -15,7 +15,7 @@ from lasg.analysis import verdict
 from lasg.analysis.link_model import Network
 from lasg.cli import live, options, show, theory_note
 from lasg.cli.options import RUNS
-from lasg.cli.running import both, resumable, run_all, writing
+from lasg.cli.running import both, resumable, execute, writing
 from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
@@ -55,7 +55,7 @@ def demo(
         for name in ALGORITHMS
     ]
     plots.check(out_dir / "demo.png")
-    runs = run_all(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
+    runs = execute(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
     title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({words.seeds_of(seeds)})"
     summaries = _print_comparison(runs, DEMO_TARGET, title, json, None)
     named = f"digits, 10 workers with uneven shards, {words.seeds_of(seeds)}"
@@ -94,7 +94,7 @@ def run(
     values = options.read_changes(changes, scale=scale)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
     files = {"csv": csv, "tensorboard": tensorboard}
-    (found,) = run_all([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
+    (found,) = execute([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     _print_run(found, json)
 
 
@@ -213,7 +213,7 @@ def compare(
         if path:
             check_writable(path)
     files = {"csv": csv, "tensorboard": tensorboard}
-    runs = run_all(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
+    runs = execute(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     goal = (
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
@@ -297,7 +297,7 @@ def tune(
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
     tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
-    done = run_all(
+    done = execute(
         flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, csv=csv, tensorboard=tensorboard
     )
     groups = [(values, done[i * seeds : (i + 1) * seeds]) for i, (values, _) in enumerate(tried)]

@@ -18,9 +18,9 @@ from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer,
 from lasg.core.rules import Rule
 from lasg.core.training import PATIENCE
 from lasg.data import weights
-from lasg.data.raw_files import path_or_none
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
+from lasg.data.raw_files import path_or_none
 from lasg.data.sources import AS_IT_IS, Reading
 from lasg.errors import LasgError
 from lasg.problems.regression import Regression
@@ -109,7 +109,8 @@ def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) 
 def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None) -> ModuleProblem:
     from torch.nn.functional import cross_entropy
 
-    from lasg.problems import image_transform, models
+    from lasg.problems import models
+    from lasg.problems.image_transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
     from lasg.problems.module import ModuleProblem
 
     module = models.model(of.model, loaded.shape, loaded.classes, of.seed)
@@ -120,10 +121,12 @@ def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_d
         except LasgError as error:
             raise LasgError(f"{path}: {error}") from None
     bytes_, colour = loaded.features.dtype == np.uint8, loaded.shape[0] == 3
-    mean, std = (image_transform.IMAGENET_MEAN, image_transform.IMAGENET_STD) if bytes_ and colour else ((), ())
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if bytes_ and colour else ((), ())
     if of.augment and len(loaded.shape) != 3:
         raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
-    transform = image_transform.ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour)
+    transform = ImageTransform(
+        mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour
+    )
     shape = loaded.shape
     test = None
     if loaded.test_features is not None and loaded.test_labels is not None:

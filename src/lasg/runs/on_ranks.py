@@ -143,7 +143,7 @@ def place(spec: Spec, out: Path, ranks: int) -> Path:
     return out / f"{spec.label}-{ranks}-ranks"
 
 
-def run_or_read(
+def obtain(
     spec: Spec,
     out: Path,
     links: Links,
@@ -165,7 +165,7 @@ def run_or_read(
         return store.read(folder) if links.rank == 0 else None
     if found == b"none" and not fresh:
         _check_no_parts(parts)
-    with runner.steadily(spec), ExitStack() as held:
+    with runner.deterministic_threads(spec), ExitStack() as held:
         engine = build.distributed(spec, build.problem(spec, data_dir), links, exchange, relay)
         identity = build.identity(spec, data_dir)
         links.agree({"version of lasg": code(), "spec": spec.digest, "data": identity, "exchange": [exchange, relay]})

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lasg.errors import LasgError
-from lasg.runs.runner import run_or_read
+from lasg.runs.runner import obtain
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.stopping import block, ignore, on_stop
@@ -61,7 +61,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(
+def obtain_all(
     specs: Sequence[Spec],
     out: Path | str,
     *,
@@ -75,7 +75,7 @@ def run_all(
     With jobs > 1 processes are spawned: call it from under `if __name__ == "__main__":` in a script.
     """
     if jobs <= 1 or len(specs) == 1:
-        return [run_or_read(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
+        return [obtain(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
     stopped: list[bool] = []
     workers: list[Worker] = []
     # A KeyboardInterrupt between any two instructions could leave a process that nobody knows of.
@@ -184,7 +184,7 @@ def _work(pipe: Connection, settings: Settings) -> None:
 
 def _run(spec: Spec, pipe: Connection, settings: Settings) -> Run | Failure:
     try:
-        return run_or_read(spec, settings.out, fresh=settings.fresh, data_dir=settings.data_dir, report=_reporter(pipe))
+        return obtain(spec, settings.out, fresh=settings.fresh, data_dir=settings.data_dir, report=_reporter(pipe))
     except LasgError as error:
         return Failure(error, "")
     except Exception:

@@ -213,7 +213,7 @@ class Job:
 
 
 @contextmanager
-def steadily(spec: Spec) -> Iterator[None]:
+def deterministic_threads(spec: Spec) -> Iterator[None]:
     """One thread, or as many as the spec says: a run's bits do not depend on the cores that are there.
 
     Divergence is told by us, not by warnings.
@@ -244,7 +244,7 @@ def run(
 ) -> Run:
     """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
-    with steadily(spec):
+    with deterministic_threads(spec):
         job = Job.of(spec, data_dir, problem, rule, codec)
         with lock(folder):
             meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
@@ -276,7 +276,7 @@ def resume(
         if report is not None:
             report(of_stored(mended))
         return mended
-    with steadily(stored.spec):
+    with deterministic_threads(stored.spec):
         job = Job.of(stored.spec, data_dir, problem, rule, codec)
         found = build.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
@@ -349,11 +349,11 @@ def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]
 
 
 def place(spec: Spec, out: Path) -> Path:
-    """Return the folder where `run_or_read` keeps a spec's run."""
+    """Return the folder where `obtain` keeps a spec's run."""
     return out / spec.label
 
 
-def run_or_read(
+def obtain(
     spec: Spec,
     out: Path | str,
     *,
