@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lasg.analysis.link_model import PRESETS, Network, Traffic, round_seconds
+from lasg.analysis.link_model import PRESETS, LinkModel, Traffic, round_seconds
 from lasg.core.rules import RULES
 from lasg.errors import LasgError
 
-LINK = Network(name="link", latency=0.5, up=10.0, down=100.0, gradient=2.0)
+LINK = LinkModel(name="link", latency=0.5, up=10.0, down=100.0, gradient=2.0)
 
 
 def traffic(uploaded: list[list[bool]], *, server: bool = False, evaluations: int = 1, silent: float = 0) -> Traffic:
@@ -35,13 +35,13 @@ def test_one_upload_makes_the_round_as_long_as_if_all_did() -> None:
 
 
 def test_a_server_rules_silent_workers_cost_nothing() -> None:
-    slow = Network(name="slow", latency=(0.5, 1000.0), up=10.0, down=100.0, gradient=(2.0, 1000.0))
+    slow = LinkModel(name="slow", latency=(0.5, 1000.0), up=10.0, down=100.0, gradient=(2.0, 1000.0))
     lasted = round_seconds(slow, traffic([[True, False], [False, False]], server=True))
     assert lasted.tolist() == [11, 0]
 
 
 def test_a_round_lasts_until_its_slowest_participant_is_done() -> None:
-    mixed = Network(name="mixed", latency=(0.5, 0.0, 0.0), up=(10.0, 2.0, 1e9), down=100.0, gradient=(0.0, 0.0, 7.0))
+    mixed = LinkModel(name="mixed", latency=(0.5, 0.0, 0.0), up=(10.0, 2.0, 1e9), down=100.0, gradient=(0.0, 0.0, 7.0))
     # worker 0: 2.5 + 6.5; worker 1: 2 + 30; worker 2: 2 + 7 + 0
     assert round_seconds(mixed, traffic([[True, True, True]])).tolist() == [32]
     assert round_seconds(mixed, traffic([[True, False, True]])).tolist() == [pytest.approx(9.00000006)]
@@ -52,7 +52,7 @@ def test_many_rounds_are_the_rounds_one_by_one(server: bool, monkeypatch: pytest
     rng = np.random.default_rng(0)
     mask = rng.random((50, 7)) < 0.3
     evaluations = rng.integers(1, 3, 50)
-    link = Network(name="x", latency=tuple(rng.random(7)), up=tuple(rng.random(7) + 1), down=3.0, gradient=0.25)
+    link = LinkModel(name="x", latency=tuple(rng.random(7)), up=tuple(rng.random(7) + 1), down=3.0, gradient=0.25)
     whole = Traffic(mask, server, evaluations, 20.0, 6.0, 1.0)
     alone = [
         round_seconds(link, whole._replace(uploaded=mask[k : k + 1], evaluations=evaluations[k : k + 1]))[0]
@@ -77,13 +77,13 @@ def test_many_rounds_are_the_rounds_one_by_one(server: bool, monkeypatch: pytest
 def test_a_link_that_cannot_be_is_refused_by_name(change: dict[str, Any], word: str) -> None:
     values: dict[str, Any] = {"name": "n", "latency": 1.0, "up": 1.0, "down": 1.0, "gradient": 0.0}
     with pytest.raises(LasgError, match=f"network n: {word} must be a number"):
-        Network(**{**values, **change})
+        LinkModel(**{**values, **change})
 
 
 def test_on_a_shared_channel_answers_queue_and_the_model_is_broadcast_once() -> None:
-    link = Network(name="cell", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0, shared=True)
+    link = LinkModel(name="cell", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0, shared=True)
     carried = traffic([[True, True, True], [True, False, True], [False, False, False]])
-    alone = round_seconds(Network(name="star", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0), carried)
+    alone = round_seconds(LinkModel(name="star", latency=(0.1, 0.2, 0.1), up=10.0, down=100.0, gradient=1.0), carried)
     found = round_seconds(link, carried)
     heard = 2 * 0.2 + carried.model_bits / 100 + carried.evaluations  # the slowest is ready to answer
     upload, flag = carried.upload_bits / 10, carried.silent_bits / 10
@@ -93,11 +93,11 @@ def test_on_a_shared_channel_answers_queue_and_the_model_is_broadcast_once() -> 
 
 def test_shared_must_be_true_or_false() -> None:
     with pytest.raises(LasgError, match="shared must be true or false"):
-        Network(name="cell", latency=0.1, up=1.0, down=1.0, gradient=0.0, shared=1)  # type: ignore[arg-type]
+        LinkModel(name="cell", latency=0.1, up=1.0, down=1.0, gradient=0.0, shared=1)  # type: ignore[arg-type]
 
 
 def test_a_list_of_another_number_of_workers_is_refused() -> None:
-    link = Network(name="three", latency=0.1, up=(1.0, 2.0, 3.0), down=1.0, gradient=0.0)
+    link = LinkModel(name="three", latency=0.1, up=(1.0, 2.0, 3.0), down=1.0, gradient=0.0)
     with pytest.raises(LasgError, match="up lists 3 workers, the run has 2"):
         round_seconds(link, traffic([[True, True]]))
 

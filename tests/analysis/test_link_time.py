@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lasg.analysis import link_time as clock
+from lasg.analysis import link_time
 from lasg.analysis.compare import spent, summarise
-from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.runs.runner import run
@@ -19,7 +19,7 @@ NAMES = [*ALGORITHMS, "wk2+qsgd8:7+H3", "pse+dense+H2", "lag+qsgd4"]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_traffic_of_a_run_adds_up_to_its_ledger(tmp_path: Path, name: str) -> None:
     done = run(small(name), tmp_path / "run")
-    found, trace = clock.traffic(done), done.trace
+    found, trace = link_time.traffic(done), done.trace
     taking_part = found.uploaded if found.server_rule else np.ones_like(found.uploaded)
     assert (found.evaluations[:, None] * taking_part).sum() == trace["gradients"][-1]
     assert taking_part.sum() * found.model_bits == trace["bits_down"][-1]
@@ -30,18 +30,18 @@ def test_the_traffic_of_a_run_adds_up_to_its_ledger(tmp_path: Path, name: str) -
 
 def test_simulated_seconds_of_sgd_are_rounds_times_one_round(tmp_path: Path) -> None:
     done = run(small("sgd"), tmp_path / "run")
-    link = Network(name="x", latency=0.1, up=32.0, down=64.0, gradient=3.0)
+    link = LinkModel(name="x", latency=0.1, up=32.0, down=64.0, gradient=3.0)
     # 0.1 + 32 p / 64 to hear, 3 to compute, 0.1 + 32 p / 32 to answer
     each = 0.1 + P / 2 + 3 + 0.1 + P
-    np.testing.assert_allclose(clock.seconds(done, link), done.trace["rounds"] * each)
+    np.testing.assert_allclose(link_time.seconds(done, link), done.trace["rounds"] * each)
 
 
 def test_only_the_asked_make_a_server_rule_wait(tmp_path: Path) -> None:
     done = run(small("lasg-ps"), tmp_path / "run")
-    link = Network(name="x", latency=1.0, up=1e12, down=1e12, gradient=0.0)
+    link = LinkModel(name="x", latency=1.0, up=1e12, down=1e12, gradient=0.0)
     busy = done.uploads.any(1).cumsum()
     assert not done.uploads.any(1).all(), "a run in which nobody was asked at times"
-    np.testing.assert_allclose(clock.seconds(done, link)[1:], 2.0 * busy, rtol=1e-6)
+    np.testing.assert_allclose(link_time.seconds(done, link)[1:], 2.0 * busy, rtol=1e-6)
 
 
 def test_a_comparison_with_a_network_has_seconds_and_megabytes(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_comparison_with_a_network_has_seconds_and_megabytes(tmp_path: Path) -
     link = PRESETS["mobile"]
     sgd, lazy = summarise(runs, None, link)
     assert sgd.faster == 1
-    ends = [float(clock.seconds(one, link)[-1]) for one in runs]
+    ends = [float(link_time.seconds(one, link)[-1]) for one in runs]
     assert lazy.counts["seconds"].mean == ends[1]
     assert lazy.faster == sgd.to_savings_loss["seconds"].mean / lazy.to_savings_loss["seconds"].mean
     values = lazy.to_dict()
@@ -62,7 +62,7 @@ def test_a_comparison_with_a_network_has_seconds_and_megabytes(tmp_path: Path) -
 
 
 def test_a_preset_can_be_changed_in_place() -> None:
-    link = clock.network("mobile:up=2e6,gradient=0.5")
+    link = link_time.read_link_model("mobile:up=2e6,gradient=0.5")
     assert (link.up, link.gradient, link.down) == (2e6, 0.5, PRESETS["mobile"].down)
     assert link.name == "mobile:up=2e6,gradient=0.5"
 
@@ -70,7 +70,7 @@ def test_a_preset_can_be_changed_in_place() -> None:
 def test_a_network_is_read_from_toml_with_numbers_or_lists(tmp_path: Path) -> None:
     path = tmp_path / "three-sites.toml"
     path.write_text("latency = 0.04\nup = [1e6, 2e6, 3e6]\ndown = 1e7\ngradient = 0\n")
-    link = clock.network(str(path))
+    link = link_time.read_link_model(str(path))
     assert (link.name, link.up, link.gradient) == ("three-sites", (1e6, 2e6, 3e6), 0)
 
 
@@ -86,7 +86,7 @@ def test_a_network_is_read_from_toml_with_numbers_or_lists(tmp_path: Path) -> No
 )
 def test_a_wrong_network_is_refused_in_one_line(text: str, words: str) -> None:
     with pytest.raises(LasgError, match=words.replace("(", r"\(")) as caught:
-        clock.network(text)
+        link_time.read_link_model(text)
     assert "\n" not in str(caught.value)
 
 
@@ -97,4 +97,4 @@ def test_a_wrong_network_file_is_refused_in_one_line(tmp_path: Path, text: str, 
     path = tmp_path / "n.toml"
     path.write_text(text)
     with pytest.raises(LasgError, match=words):
-        clock.network(str(path))
+        link_time.read_link_model(str(path))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lasg.analysis import link_time as clock
+from lasg.analysis import link_time
 from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.link_model import PRESETS
 from lasg.core.ledger import COUNTS
@@ -189,7 +189,7 @@ def test_target_title_and_network_reach_the_page(lasg: Lasg, runs: list[Path]) -
     assert (data["target"], chosen(REPORT)) == (0.4, "sites")
     assert list(data["series"][0]["mean"]["seconds"]) == ["sites", *PRESETS]
     found = store.read(next(folder for folder in runs if "-sgd-" in folder.name))
-    seconds = clock.seconds(found, clock.network("sites.toml"))
+    seconds = link_time.seconds(found, link_time.read_link_model("sites.toml"))
     assert data["series"][0]["seeds"][0]["seconds"]["sites"][-1] == pytest.approx(seconds[-1], rel=1e-5)
 
 
@@ -606,7 +606,7 @@ def test_a_network_adds_seconds_and_megabytes_to_the_json(lasg: Lasg) -> None:
         bits = sum(int(one.trace[name][-1]) for name in ("bits_up", "bits_down", "control_bits"))
         assert row["algorithm"] == one.spec.algorithm
         assert row["megabytes"] == bits / 8e6
-        assert row["seconds"] == pytest.approx(clock.seconds(one, PRESETS["mobile"])[-1])
+        assert row["seconds"] == pytest.approx(link_time.seconds(one, PRESETS["mobile"])[-1])
         assert row["faster"] == rows[0]["seconds_to_savings_loss"] / row["seconds_to_savings_loss"]
     assert not {"seconds", "megabytes", "faster"} & set(ok(lasg(*COMPARE, "--json"))[0])
 

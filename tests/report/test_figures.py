@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from lasg.analysis import link_time as clock
-from lasg.analysis import paper
+from lasg.analysis import link_time, paper
 from lasg.analysis.compare import shared_target, summarise
-from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.series import in_order, series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
@@ -351,7 +350,7 @@ def test_a_comparison_has_panels_of_seconds_and_megabytes_where_there_is_a_netwo
 ) -> None:
     seen: list[Figure] = []
     monkeypatch.setattr(plots, "save", lambda figure, path: seen.append(figure))
-    link = Network(name="my [net] $1$", latency=0.1, up=1e3, down=1e3, gradient=0.1)
+    link = LinkModel(name="my [net] $1$", latency=0.1, up=1e3, down=1e3, gradient=0.1)
     assert plots.comparison(runs, tmp_path / "one.svg", "title")
     assert plots.comparison(runs, tmp_path / "two.svg", "title", link)
     plain, timed = ({axis.get_xlabel(): axis for axis in figure.axes} for figure in seen)
@@ -359,7 +358,7 @@ def test_a_comparison_has_panels_of_seconds_and_megabytes_where_there_is_a_netwo
     lines = timed["simulated seconds (my [net] $1$) (log)"].get_lines()
     (line,) = [line for line in lines if line.get_label() == "lasg-wk2"]
     lazy = [run for run in runs if run.spec.algorithm == "lasg-wk2"]
-    ends = [clock.seconds(run, link)[-1] for run in lazy]
+    ends = [link_time.seconds(run, link)[-1] for run in lazy]
     assert np.asarray(line.get_xdata())[-1] == pytest.approx(np.mean(ends))
     (megabytes,) = [axis for label, axis in timed.items() if "megabytes" in label or "MB" in label]
     (line,) = [line for line in megabytes.get_lines() if line.get_label() == "lasg-wk2"]

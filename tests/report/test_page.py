@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lasg
-from lasg.analysis import link_time as clock
+from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
-from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.series import in_order, series
 from lasg.cli import training as commands
 from lasg.cli.main import main
@@ -250,7 +250,7 @@ def expected(row: Summary, network: str) -> dict[str, tuple[float | None, bool]]
     }
 
 
-def check_table(root: Node, runs: Sequence[Run], target: float, network: Network) -> None:
+def check_table(root: Node, runs: Sequence[Run], target: float, network: LinkModel) -> None:
     """Look at every number and every mark of the table of savings."""
     rows = {row.label: expected(row, network.name) for row in summarise(runs, target, network)}
     table = table_of(root, "savings")
@@ -280,7 +280,7 @@ def test_every_number_of_the_table_is_the_summarys_and_the_best_are_marked(runs:
 
 @pytest.mark.parametrize("target", [0.69, 0.3, 0.2])
 def test_the_table_follows_the_target_and_the_network(runs: list[Run], target: float) -> None:
-    link = clock.network("mobile:up=2e3,latency=0.5")
+    link = link_time.read_link_model("mobile:up=2e3,latency=0.5")
     root = parsed(page.build(runs, target=target, network=link))
     check_table(root, runs, target, link)
     assert f"{target:g}" in root.by_id("table-head").text
@@ -467,7 +467,7 @@ def test_strings_from_outside_are_text_wherever_they_stand(tmp_path: Path, evil:
     for one in found:
         store.write_meta(one.folder, {**one.meta, "versions": {evil: evil}, "engine": evil})
     runs = [store.read(one.folder) for one in found]
-    link = Network(name=evil, latency=1, up=1, down=1, gradient=1)
+    link = LinkModel(name=evil, latency=1, up=1, down=1, gradient=1)
     root = parsed(page.build(runs, network=link, title=evil))
     harmless(root)
     (head,) = root.all("h1")
@@ -514,7 +514,7 @@ def test_a_name_that_is_not_unicode_is_shown_or_refused_but_no_crash(tmp_path: P
 def test_every_network_of_the_menu_is_one_that_the_script_knows(tmp_path: Path) -> None:
     """A browser takes an option's text without its outer spaces, and runs of spaces as one."""
     run_ = made_up(tmp_path / "0", small("sgd"), ROWS)
-    root = parsed(page.build([run_], network=clock.network("mobile:up=2e6,  latency=0.1")))
+    root = parsed(page.build([run_], network=link_time.read_link_model("mobile:up=2e6,  latency=0.1")))
     known = networks_of(root)
     for option in root.by_id("network").all("option"):
         assert option.attributes.get("value", " ".join(option.text.split())) in known
@@ -561,7 +561,7 @@ def same(shown: Any, wanted: Any) -> bool:
     return math.isclose(float(shown), float(wanted), rel_tol=5.1e-6, abs_tol=1e-300)
 
 
-def check_seed(shown: dict[str, Any], one: Run, networks: Sequence[Network], most: int) -> None:
+def check_seed(shown: dict[str, Any], one: Run, networks: Sequence[LinkModel], most: int) -> None:
     """Look that the page's points of a seed are points of the trace, both ends among them."""
     trace = one.trace
     names = {name: trace[name] for name in ("iterations", "uploads", "bits_up", "gradients", "loss")}
@@ -570,7 +570,7 @@ def check_seed(shown: dict[str, Any], one: Run, networks: Sequence[Network], mos
         names["accuracy"] = trace["accuracy"]
     columns = {name: shown[name] for name in names}
     for link in networks:
-        names[link.name] = clock.seconds(one, link)
+        names[link.name] = link_time.seconds(one, link)
         columns[link.name] = shown["seconds"][link.name]
     assert set(shown) - {"seed", "seconds"} <= set(names)
     count = len(columns["loss"])
@@ -612,7 +612,7 @@ def test_the_mean_curve_is_the_mean_of_the_seeds_after_the_same_rounds(runs: lis
         for name in ("loss", "accuracy"):
             np.testing.assert_allclose(mean[f"{name}_spread"], rows[name].std(0, ddof=1), rtol=1e-5, atol=1e-12)
         for link in PRESETS.values():
-            seconds = np.mean([clock.seconds(run, link)[:length] for run in one.runs], 0)
+            seconds = np.mean([link_time.seconds(run, link)[:length] for run in one.runs], 0)
             assert all(map(same, mean["seconds"][link.name], seconds))
 
 
@@ -825,7 +825,7 @@ def test_the_pattern_that_is_suggested_takes_every_algorithm_of_the_problem(tmp_
 
 # -- networks ----------------------------------------------------------------------------------------------------
 
-SITES = Network(name="sites", latency=0.5, up=tuple(1e4 * (m + 1) for m in range(6)), down=1e6, gradient=0.25)
+SITES = LinkModel(name="sites", latency=0.5, up=tuple(1e4 * (m + 1) for m in range(6)), down=1e6, gradient=0.25)
 
 
 def test_a_network_of_ones_own_is_chosen_and_stands_beside_the_presets(runs: list[Run]) -> None:
@@ -843,7 +843,7 @@ def test_a_preset_that_was_chosen_stands_there_once(runs: list[Run]) -> None:
 
 
 def test_a_network_of_ones_own_that_is_called_as_a_preset_is_not_ignored(runs: list[Run]) -> None:
-    link = Network(name="home", latency=100, up=1.0, down=1.0, gradient=1)
+    link = LinkModel(name="home", latency=100, up=1.0, down=1.0, gradient=1)
     root = built(runs, network=link)
     if isinstance(root, str):
         assert "home" in root
@@ -852,7 +852,7 @@ def test_a_network_of_ones_own_that_is_called_as_a_preset_is_not_ignored(runs: l
 
 
 def test_a_network_for_another_number_of_workers_is_refused(runs: list[Run]) -> None:
-    link = Network(name="three", latency=(0.1, 0.2, 0.3), up=1e6, down=1e6, gradient=0)
+    link = LinkModel(name="three", latency=(0.1, 0.2, 0.3), up=1e6, down=1e6, gradient=0)
     with pytest.raises(LasgError, match="latency lists 3 workers, the run has 6"):
         page.build(runs, network=link)
 

@@ -10,7 +10,7 @@ from lasg.errors import LasgError
 from lasg.runs import factories as build
 from lasg.runs import pool, runner, store
 from lasg.runs.files import lock
-from lasg.runs.runner import Job, run, obtain
+from lasg.runs.runner import Job, obtain, run
 from lasg.runs.spec import BUDGETS, Spec
 from lasg.runs.status import Status
 from lasg.runs.store import Run

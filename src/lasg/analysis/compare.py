@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lasg.analysis import link_time as clock
-from lasg.analysis.link_model import Network
+from lasg.analysis import link_time
+from lasg.analysis.link_model import LinkModel
 from lasg.analysis.series import Series, series
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
@@ -122,7 +122,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def summarise(runs: Iterable[Run], target: float | None = None, network: Network | None = None) -> list[Summary]:
+def summarise(runs: Iterable[Run], target: float | None = None, network: LinkModel | None = None) -> list[Summary]:
     """Summarise runs by series, in order of appearance, against the runs of sgd among them.
 
     Without a target the counts are those at the end of each run; savings are taken at `shared_target` all the same,
@@ -210,7 +210,7 @@ def _rounded_up(value: float, digits: int) -> float:
     return float(exact.quantize(Decimal((0, (1,), exact.adjusted() - digits + 1)), ROUND_CEILING))
 
 
-def _counts(group: Series, target: float | None, network: Network | None) -> dict[str, Spread]:
+def _counts(group: Series, target: float | None, network: LinkModel | None) -> dict[str, Spread]:
     found = [spent_at(run, target, network) for run in group.runs]
     reached = [one for one in found if one is not None]
     if len(reached) < len(found) or group.diverged:
@@ -218,7 +218,7 @@ def _counts(group: Series, target: float | None, network: Network | None) -> dic
     return {name: Spread.of([one[name] for one in reached]) for name in reached[0]}
 
 
-def spent_at(run: Run, target: float | None, network: Network | None) -> dict[str, float] | None:
+def spent_at(run: Run, target: float | None, network: LinkModel | None) -> dict[str, float] | None:
     """Return `spent` when the target loss was first reached, None where it was not; without a target, at the end.
 
     A run that was to stop at this loss spent what it spent. Of one that went on, the counts are interpolated between
@@ -238,12 +238,12 @@ def spent_at(run: Run, target: float | None, network: Network | None) -> dict[st
     }
 
 
-def spent(run: Run, network: Network | None) -> dict[str, Any]:
+def spent(run: Run, network: LinkModel | None) -> dict[str, Any]:
     """Return `SPENT` at every evaluation; where there is a network, simulated seconds and megabytes too."""
-    columns = {name: run.trace[name] for name in COUNTS} | {"bits_total": clock.bits_total(run)}
+    columns = {name: run.trace[name] for name in COUNTS} | {"bits_total": link_time.bits_total(run)}
     if network is None:
         return columns
-    return columns | {"seconds": clock.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
+    return columns | {"seconds": link_time.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
 
 
 def _summary(group: Series, target: float | None, counts: Mapping[str, Spread], *, timed: bool) -> Summary:

@@ -23,7 +23,7 @@ CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class LinkModel:
     """Links and speed of the workers: one number for all, or one a worker."""
 
     name: str
@@ -64,7 +64,7 @@ class Network:
         return found
 
 
-NUMBERS = tuple(field.name for field in fields(Network) if field.name not in {"name", "shared"})
+NUMBERS = tuple(field.name for field in fields(LinkModel) if field.name not in {"name", "shared"})
 
 
 def _inside(value: Any, least: float | None) -> bool:
@@ -88,7 +88,7 @@ class Traffic(NamedTuple):
     """The answer of a silent worker."""
 
 
-def round_seconds(network: Network, traffic: Traffic) -> npt.NDArray[np.float64]:
+def round_seconds(network: LinkModel, traffic: Traffic) -> npt.NDArray[np.float64]:
     """Return how long each round lasts."""
     rounds, workers = traffic.uploaded.shape
     of = network.per_worker(workers)
@@ -111,12 +111,12 @@ def round_seconds(network: Network, traffic: Traffic) -> npt.NDArray[np.float64]
 PRESETS = {
     network.name: network
     for network in (
-        Network(name="datacenter", latency=0.25e-3, up=10e9, down=10e9, gradient=0.1e-3),
-        Network(name="cross-region", latency=44e-3, up=100e6, down=100e6, gradient=0.1e-3),
-        Network(name="home", latency=10.5e-3, up=45.7e6, down=85.7e6, gradient=1e-3),
-        Network(name="wireless", latency=2e-3, up=20e6, down=20e6, gradient=1e-3, shared=True),
-        Network(name="mobile", latency=20e-3, up=11.2e6, down=36e6, gradient=5e-3),
-        Network(name="lora", latency=1.0, up=54.7, down=176.0, gradient=0.1),
+        LinkModel(name="datacenter", latency=0.25e-3, up=10e9, down=10e9, gradient=0.1e-3),
+        LinkModel(name="cross-region", latency=44e-3, up=100e6, down=100e6, gradient=0.1e-3),
+        LinkModel(name="home", latency=10.5e-3, up=45.7e6, down=85.7e6, gradient=1e-3),
+        LinkModel(name="wireless", latency=2e-3, up=20e6, down=20e6, gradient=1e-3, shared=True),
+        LinkModel(name="mobile", latency=20e-3, up=11.2e6, down=36e6, gradient=5e-3),
+        LinkModel(name="lora", latency=1.0, up=54.7, down=176.0, gradient=0.1),
     )
 }
 """Links by name, fastest first."""

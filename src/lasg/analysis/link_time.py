@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lasg.analysis.link_model import NUMBERS, PRESETS, Network, Traffic, round_seconds
+from lasg.analysis.link_model import NUMBERS, PRESETS, LinkModel, Traffic, round_seconds
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.spec import parse_pairs
 from lasg.runs.store import Run
@@ -19,7 +19,7 @@ EVERY = "all"
 """In place of a network's name: every preset."""
 
 
-def network(text: str) -> Network:
+def read_link_model(text: str) -> LinkModel:
     """Read a network: a preset, a preset with changes such as mobile:up=2e6,latency=0.1, or a TOML file."""
     if text.endswith(".toml"):
         return _from_file(Path(text))
@@ -35,12 +35,12 @@ def network(text: str) -> Network:
     return _changed(text, {**asdict(PRESETS[name]), **values})
 
 
-def networks(text: str) -> list[Network]:
+def read_link_models(text: str) -> list[LinkModel]:
     """Read one network, or every preset."""
-    return list(PRESETS.values()) if text == EVERY else [network(text)]
+    return list(PRESETS.values()) if text == EVERY else [read_link_model(text)]
 
 
-def _from_file(path: Path) -> Network:
+def _from_file(path: Path) -> LinkModel:
     """Read a network from TOML: latency, up, down, gradient; each a number or a list, one a worker."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def _from_file(path: Path) -> Network:
     return _changed(path.stem, values)
 
 
-def _changed(name: str, values: dict[str, Any]) -> Network:
+def _changed(name: str, values: dict[str, Any]) -> LinkModel:
     values = {**values, "name": name}
     for key in values:
         if key not in {*NUMBERS, "name", "shared"}:
@@ -57,7 +57,7 @@ def _changed(name: str, values: dict[str, Any]) -> Network:
     missing = [key for key in NUMBERS if key not in values]
     if missing:
         raise LasgError(f"network {name}: {missing[0]} is missing. It needs {', '.join(NUMBERS)}")
-    return Network(**values)
+    return LinkModel(**values)
 
 
 def traffic(run: Run) -> Traffic:
@@ -82,7 +82,7 @@ def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
     return float(bits[-1] / messages[-1]) if messages[-1] else 0.0
 
 
-def seconds(run: Run, chosen: Network) -> npt.NDArray[np.float64]:
+def seconds(run: Run, chosen: LinkModel) -> npt.NDArray[np.float64]:
     """Return the simulated seconds that had passed at each evaluation of a run; computed once a network."""
     if chosen not in run.derived:
         passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])

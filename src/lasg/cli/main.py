@@ -14,7 +14,7 @@ from lasg.analysis.link_time import EVERY
 from lasg.cli import advise, data, figure, flower, lists, paper, report, theory
 from lasg.cli import training as experiments
 from lasg.cli.show import err
-from lasg.errors import RemoteFailure, LasgError, Stopped
+from lasg.errors import LasgError, RemoteFailure, Stopped
 
 try:
     from typer.exceptions import TyperException as UsageProblem  # type: ignore[import-not-found, unused-ignore]

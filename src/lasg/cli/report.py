@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lasg.analysis import link_time as clock
+from lasg.analysis import link_time
 from lasg.analysis.formatting import counted
 from lasg.cli import options
 from lasg.cli.show import out, print_json
@@ -40,7 +40,7 @@ def report(
     if target is not None and not 0 < target < float("inf"):
         raise LasgError(f"--target must be a loss > 0 and finite, got {target!r}")
     # Every report has all the presets, so --network without a name adds nothing.
-    links = None if network in {None, clock.EVERY} else clock.network(str(network))
+    links = None if network in {None, link_time.EVERY} else link_time.read_link_model(str(network))
     found = store.runs(*runs, task=task, partition=partition)
     page.write(path, found, target=target, network=links, title=title)
     if json:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lasg.analysis.compare import Summary, why_no_savings
 from lasg.analysis.formatting import duration, factor, plus_minus, short, small
-from lasg.analysis.link_model import Network
+from lasg.analysis.link_model import LinkModel
 from lasg.core.ledger import COUNTS
 from lasg.runs.catalog import Entry
 from lasg.runs.store import Run
@@ -41,18 +41,18 @@ def print_json(value: Any) -> None:
     out.file.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
-def comparison(summaries: Sequence[Summary], title: str, target: float | None, network: Network | None = None) -> Group:
+def comparison(rows: Sequence[Summary], title: str, target: float | None, network: LinkModel | None = None) -> Group:
     """Return the table of a comparison."""
     names = ["iterations", "uploads", "upload\nbits", "download\nbits", "gradient\nevaluations"]
     names += [] if network is None else ["MB", "simulated\ntime"]
     if target is None:
-        loss = summaries[0].savings_loss
+        loss = rows[0].savings_loss
         names += ["loss", *([] if loss is None else [f"uploads to\nloss {loss:g}"])]
     names += ["fewer\nuploads", "fewer\nupload bits", *([] if network is None else ["times\nfaster"])]
-    rows = [_cells(row, target, network) or [row.label, *["-"] * len(names)] for row in summaries]
+    cells = [_cells(row, target, network) or [row.label, *["-"] * len(names)] for row in rows]
     whole = title if network is None else f"{title}; network {network.name}"
-    below = [*remarks(summaries), *([] if target else savings_note(summaries))]
-    return Group(titled(whole, *fitting("algorithm", names, rows)), *below)
+    below = [*remarks(rows), *([] if target else savings_note(rows))]
+    return Group(titled(whole, *fitting("algorithm", names, cells)), *below)
 
 
 def savings_note(summaries: Sequence[Summary]) -> list[Text]:
@@ -100,7 +100,7 @@ def _part(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], part:
     return table
 
 
-def _cells(row: Summary, target: float | None, network: Network | None) -> list[str]:
+def _cells(row: Summary, target: float | None, network: LinkModel | None) -> list[str]:
     if not row.counts:
         return []
     counts = [short(row.counts[name].mean) for name in ("iterations", "uploads", "bits_up", "bits_down", "gradients")]

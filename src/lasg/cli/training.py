@@ -9,13 +9,12 @@ import typer
 
 from lasg.analysis import compare as comparing
 from lasg.analysis import formatting as words
-from lasg.analysis import link_time as clock
+from lasg.analysis import link_time, verdict
 from lasg.analysis import tune as tuning
-from lasg.analysis import verdict
-from lasg.analysis.link_model import Network
+from lasg.analysis.link_model import LinkModel
 from lasg.cli import live, options, show, theory_note
 from lasg.cli.options import RUNS
-from lasg.cli.running import both, resumable, execute, writing
+from lasg.cli.running import both, execute, resumable, writing
 from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
@@ -204,7 +203,7 @@ def compare(
         for name in options.split_algorithms(algorithms)
     ]
     target = found[0].until.get("loss")
-    links = [] if network is None else clock.networks(network)
+    links = [] if network is None else link_time.read_link_models(network)
     for known in links:
         known.per_worker(found[0].workers)
     if plot:
@@ -322,7 +321,7 @@ def tune(
 
 
 def _print_comparison(
-    runs: list[Run], target: float | None, title: str, json: bool, network: Network | None
+    runs: list[Run], target: float | None, title: str, json: bool, network: LinkModel | None
 ) -> list[comparing.Summary]:
     """Print what each algorithm spent, and return it."""
     summaries = comparing.summarise(runs, target, network)
@@ -333,7 +332,7 @@ def _print_comparison(
     return summaries
 
 
-def _print_links(runs: list[Run], target: float | None, title: str, json: bool, links: list[Network]) -> None:
+def _print_links(runs: list[Run], target: float | None, title: str, json: bool, links: list[LinkModel]) -> None:
     """Print the simulated times on every network, and for which of them laziness pays."""
     goal = comparing.shared_target(runs) if target is None else target
     timed = {link.name: comparing.summarise(runs, goal, link) for link in links}

@@ -8,8 +8,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lasg.data.raw_files import BROKEN_STREAM, open_plain, reason
 from lasg.data.images import tiny_imagenet
+from lasg.data.raw_files import BROKEN_STREAM, open_plain, reason
 from lasg.data.tables import Parts, Table, check_size, classes_of
 from lasg.errors import LasgError, missing_extra
 

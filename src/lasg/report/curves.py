@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lasg.analysis.compare import spent
-from lasg.analysis.link_model import Network
+from lasg.analysis.link_model import LinkModel
 from lasg.analysis.series import Series
 from lasg.core.arrays import FloatArray, IntArray, Mask
 
@@ -35,7 +35,7 @@ class Curve:
     """The standard deviation of the value over seeds; 0 for one seed."""
 
 
-def mean_curve(one: Series, x: str, y: str = "loss", network: Network | None = None) -> Curve:
+def mean_curve(one: Series, x: str, y: str = "loss", network: LinkModel | None = None) -> Curve:
     """Average the runs of a series at the evaluations that all of them have; diverged seeds are left out."""
     runs = [run for run in one.runs if run.status != "diverged"]
     if not runs:

@@ -18,7 +18,7 @@ import lasg
 from lasg.analysis import verdict
 from lasg.analysis.compare import Summary, shared_target, spent, summarise
 from lasg.analysis.formatting import duration, factor, measure, short, small
-from lasg.analysis.link_model import NUMBERS, PRESETS, Network
+from lasg.analysis.link_model import NUMBERS, PRESETS, LinkModel
 from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError
 from lasg.report.curves import LABELS, mean_curve, thin
@@ -44,7 +44,7 @@ def write(
     runs: Sequence[Run],
     *,
     target: float | None = None,
-    network: Network | None = None,
+    network: LinkModel | None = None,
     title: str = "",
 ) -> None:
     """Write the report of runs of one problem. An existing file is replaced only when all went well."""
@@ -52,7 +52,9 @@ def write(
     write_atomically(Path(path), build(runs, target=target, network=network, title=title).encode(errors="replace"))
 
 
-def build(runs: Sequence[Run], *, target: float | None = None, network: Network | None = None, title: str = "") -> str:
+def build(
+    runs: Sequence[Run], *, target: float | None = None, network: LinkModel | None = None, title: str = ""
+) -> str:
     """Return the report as HTML."""
     from jinja2 import Environment
 
@@ -89,7 +91,7 @@ def build(runs: Sequence[Run], *, target: float | None = None, network: Network 
     )
 
 
-def _with_presets(network: Network | None) -> list[Network]:
+def _with_presets(network: LinkModel | None) -> list[LinkModel]:
     """Return the presets; one of the user's comes first, or in the place of the preset that it is named after."""
     if network is None:
         return list(PRESETS.values())
@@ -109,8 +111,8 @@ class _Content:
     runs: Sequence[Run]
     shown: Sequence[Series]
     target: float
-    networks: Sequence[Network]
-    chosen: Network
+    networks: Sequence[LinkModel]
+    chosen: LinkModel
 
     # -- the page's own text ---------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class _Column:
         return (max if self.most else min)(known) if known and len(rows) > 1 else None
 
 
-def _columns(network: Network) -> list[_Column]:
+def _columns(network: LinkModel) -> list[_Column]:
     def count(name: str) -> Callable[[Summary], float | None]:
         return lambda row: row.counts[name].mean if row.counts else None
 
@@ -286,7 +288,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _table(rows: Sequence[Summary], network: Network) -> dict[str, Any]:
+def _table(rows: Sequence[Summary], network: LinkModel) -> dict[str, Any]:
     """Return the table of savings, the best of each column marked; columns without any number are left out."""
     columns = [one for one in _columns(network) if any(one.value(row) is not None for row in rows)]
     best = [one.best(rows) for one in columns]
@@ -327,7 +329,7 @@ def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
     return {"head": list(timed), "rows": body}
 
 
-def _network_row(network: Network) -> dict[str, str]:
+def _network_row(network: LinkModel) -> dict[str, str]:
     return {"name": network.name, **{name: measure(name, getattr(network, name)) for name in NUMBERS}}
 
 

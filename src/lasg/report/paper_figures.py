@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lasg.analysis import link_time as clock
-from lasg.analysis import paper
-from lasg.analysis.link_model import Network
+from lasg.analysis import link_time, paper
+from lasg.analysis.link_model import LinkModel
 from lasg.core.algorithms import ALGORITHMS
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError, did_you_mean
@@ -48,7 +47,7 @@ class Figure:
     """Which drawing: see `lasg.report.plots`."""
     title: str
     specs: tuple[Spec, ...]
-    network: Network | None = None
+    network: LinkModel | None = None
     """The links whose seconds it shows."""
 
 
@@ -70,7 +69,7 @@ TIMED = ("sgd", "lasg-wk1", "lasg-wk2")
 """The series of the figures against total time, besides local SGD."""
 PERIODS = (2, 4, 6)
 """Local SGD's H in these figures."""
-LINK = clock.network("wireless:gradient=0.2")
+LINK = link_time.read_link_model("wireless:gradient=0.2")
 """Under which links total time is shown: a gradient of ResNet-18 on 8 images takes one core here about 0.2 s."""
 
 

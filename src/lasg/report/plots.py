@@ -16,7 +16,7 @@ import numpy as np
 
 from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.formatting import prefixed, seeds_of
-from lasg.analysis.link_model import PRESETS, Network
+from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.paper import uploads_per
 from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError, missing_extra
@@ -84,7 +84,7 @@ def save(figure: Figure, path: Path | str) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def draw(kind: str, runs: Sequence[Run], title: str, network: Network | None = None) -> Figure:
+def draw(kind: str, runs: Sequence[Run], title: str, network: LinkModel | None = None) -> Figure:
     """Draw a figure of one of the `KINDS`."""
     if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
         raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
@@ -117,7 +117,7 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def comparison(runs: Sequence[Run], path: Path | str, title: str, network: Network | None = None) -> bool:
+def comparison(runs: Sequence[Run], path: Path | str, title: str, network: LinkModel | None = None) -> bool:
     """Draw loss against uploads and upload bits; where there is a network, against megabytes and seconds too.
 
     Diverged runs are left out; returns False, and draws nothing, if no other is left.
@@ -157,7 +157,7 @@ def training(runs: Sequence[Run]) -> Figure:
     return _panels(in_order(series(runs)), pairs, columns=3)
 
 
-def timed(runs: Sequence[Run], network: Network = PRESETS["wireless"]) -> Figure:
+def timed(runs: Sequence[Run], network: LinkModel = PRESETS["wireless"]) -> Figure:
     """Loss and test accuracy against simulated seconds."""
     return _panels(in_order(series(runs)), [("seconds", "loss"), ("seconds", "accuracy")], network)
 
@@ -179,7 +179,7 @@ def trials(runs: Sequence[Run]) -> Figure:
 def _panels(
     shown: Sequence[Series],
     pairs: Sequence[tuple[str, str]],
-    network: Network | None = None,
+    network: LinkModel | None = None,
     columns: int | None = None,
 ) -> Figure:
     """Draw one panel a pair (x, y), a curve a series; one legend for all, to the right."""
@@ -201,7 +201,7 @@ def _panels(
     return figure
 
 
-def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: int, network: Network | None) -> None:
+def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: int, network: LinkModel | None) -> None:
     """Draw a series: the mean, its band, and a few markers, at other places for each."""
     curve = mean_curve(one, *pair, network)
     scale = 100 if pair[1] == "accuracy" else 1

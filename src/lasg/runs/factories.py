@@ -124,9 +124,7 @@ def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_d
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if bytes_ and colour else ((), ())
     if of.augment and len(loaded.shape) != 3:
         raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
-    transform = ImageTransform(
-        mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour
-    )
+    transform = ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour)
     shape = loaded.shape
     test = None
     if loaded.test_features is not None and loaded.test_labels is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lasg.errors import RemoteFailure, LasgError
+from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
 from lasg.runs import factories as build
 from lasg.runs import runner, store
