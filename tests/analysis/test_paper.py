@@ -83,7 +83,7 @@ def test_the_network_rows_shards_are_those_of_the_notes() -> None:
 
 def test_our_number_is_the_loss_when_a_budget_was_first_spent(tmp_path: Path) -> None:
     cells = {n: paper.cells(n, ["mnist-nn"])[0] for n in (1, 2)}
-    bits = paper.NETWORK_BITS
+    bits = paper.NEURAL_BITS
     run = made_up(
         tmp_path, small("sgd"), [(0, 0, 0.9), (3200, bits, 0.5), (9990, 3 * bits, 0.3), (10_000, 4 * bits, 0.2)]
     )

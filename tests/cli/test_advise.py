@@ -136,11 +136,11 @@ def test_no_numbers_stop_a_run_or_its_line(tmp_path: Path, changes: dict[str, An
     json.loads((tmp_path / "run" / store.META).read_text(), parse_constant=pytest.fail)
 
 
-def test_data_without_features_has_no_standing() -> None:
+def test_data_without_features_has_no_theory_note() -> None:
     problem = Regression(
         np.zeros((4, 2)), np.array([0, 1, 0, 1]), [np.arange(4)], classes=2, batch=1.0, seed=0, lam=0.0
     )
-    assert theory_note.of(task("digits").spec("sgd", workers=1), problem) is None
+    assert theory_note.assess(task("digits").spec("sgd", workers=1), problem) is None
 
 
 def test_a_stored_run_without_the_note_gets_it(lasg: Lasg) -> None:

@@ -14,7 +14,7 @@ from lasg.cli import live
 from lasg.cli.live import LOG_SECONDS, Log, Meter, describe, following
 from lasg.core.ledger import Ledger
 from lasg.runs.runner import run
-from lasg.runs.status import Status, of_stored
+from lasg.runs.status import Status
 from tests.runs.samples import made_up, small
 
 WORKERS = small("sgd").workers
@@ -181,7 +181,7 @@ def test_a_run_among_others_is_named() -> None:
 
 def test_nothing_was_saved_before_the_first_round(tmp_path: Path) -> None:
     made = made_up(tmp_path, small("sgd"), [(0, 0, 0.7)], "diverged")
-    assert of_stored(made).saved == 0, "sgd saves nothing, ever"
+    assert Status.from_run(made).saved == 0, "sgd saves nothing, ever"
 
 
 # -- lines in a log ------------------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         base = {"model": "mlp", "iterations": 20, "evaluate": 10, **changes}
         return task("digits").spec(algorithm, setting=setting, seed=seed, **base)
 
-    monkeypatch.setattr(paper, "network_spec", spec)
-    monkeypatch.setattr(savings, "network_spec", spec)
+    monkeypatch.setattr(paper, "neural_spec", spec)
+    monkeypatch.setattr(savings, "neural_spec", spec)
     monkeypatch.setattr(savings, "CAP", 30)
     settings = replace(task("digits"), name="mnist-nn", defaults={**task("digits").defaults, "model": "mlp"})
     monkeypatch.setattr(savings, "task", lambda name: settings)

@@ -38,7 +38,7 @@ def test_a_batch_has_its_size_lies_in_its_shard_and_repeats_nothing(
     batch = np.array([max(1, round(ratio * size)) for size, ratio in shards])
     offsets = np.cumsum(sizes) - sizes
     batches = Batches(sizes, batch, ids=np.arange(len(sizes)), seed=seed)
-    drawn = split(batches.everybody(iteration), batch)
+    drawn = split(batches.draw_all(iteration), batch)
     for mine, size, count, offset in zip(drawn, sizes, batch, offsets, strict=True):
         assert len(mine) == len(set(mine)) == count
         assert offset <= min(mine)
@@ -48,9 +48,9 @@ def test_a_batch_has_its_size_lies_in_its_shard_and_repeats_nothing(
 def test_everybody_and_of_draw_the_same() -> None:
     batches, again = make(), make()
     for iteration in [*range(200), 10**6]:
-        drawn = split(batches.everybody(iteration), BATCH)
+        drawn = split(batches.draw_all(iteration), BATCH)
         for rows in ([0], [5], [1, 4], [0, 2, 3, 5], [0, 1, 2, 3, 4, 5]):
-            alone = again.of(iteration, np.array(rows))
+            alone = again.draw(iteration, np.array(rows))
             assert split(alone, BATCH[rows]) == [drawn[m] for m in rows]
 
 
@@ -61,16 +61,16 @@ def test_a_draw_does_not_depend_on_who_else_lives_in_the_process() -> None:
     for ids in ([0], [5], [3, 1], [4, 5, 0]):
         mine = Batches(SIZES[ids], BATCH[ids], ids=np.array(ids), seed=0)
         for iteration in (0, 1, 57, 58, 3000):
-            together = split(everybody.everybody(iteration), BATCH)
-            apart = split(mine.everybody(iteration), BATCH[ids])
+            together = split(everybody.draw_all(iteration), BATCH)
+            apart = split(mine.draw_all(iteration), BATCH[ids])
             for m, found, offset in zip(ids, apart, mine.offsets, strict=True):
                 assert [n - offset for n in found] == [n - offsets[m] for n in together[m]]
 
 
 def test_a_draw_does_not_depend_on_what_was_drawn_before() -> None:
     forwards, backwards = make(), make()
-    there = [forwards.everybody(k).tolist() for k in range(300)]
-    back = [backwards.everybody(k).tolist() for k in reversed(range(300))]
+    there = [forwards.draw_all(k).tolist() for k in range(300)]
+    back = [backwards.draw_all(k).tolist() for k in reversed(range(300))]
     assert there == back[::-1]
 
 
@@ -81,7 +81,7 @@ def test_iterations_workers_and_seeds_draw_differently() -> None:
     seen = set()
     for k in range(50):
         for source in (batches, other):
-            for m, mine in enumerate(split(source.everybody(k), ten)):
+            for m, mine in enumerate(split(source.draw_all(k), ten)):
                 seen.add(tuple(n - 1000 * m for n in mine))
     assert len(seen) == 50 * 2 * 4
 
@@ -94,7 +94,7 @@ def test_every_sample_and_every_pair_is_equally_likely(size: int, batch: int) ->
     samples = np.zeros(size)
     pairs = np.zeros((size, size))
     for k in range(rounds):
-        mine = batches.everybody(k)[1:-1] - 3
+        mine = batches.draw_all(k)[1:-1] - 3
         samples[mine] += 1
         pairs[np.ix_(mine, mine)] += 1
     expected = rounds * batch / size
@@ -113,7 +113,7 @@ def test_every_subset_is_equally_likely_where_repeats_are_redrawn() -> None:
     assert not batches._layout.thick
     counts: dict[tuple[int, ...], int] = {}
     for k in range(rounds):
-        mine = tuple(sorted(batches.everybody(k).tolist()))
+        mine = tuple(sorted(batches.draw_all(k).tolist()))
         counts[mine] = counts.get(mine, 0) + 1
     assert len(counts) == 220
     observed = np.array(list(counts.values()))
@@ -125,7 +125,7 @@ def test_successive_draws_are_independent() -> None:
     """The number of samples shared with the draw before is hypergeometric: mean b^2 / n."""
     size, batch, rounds = 40, 8, 5000
     batches = Batches(np.array([size]), np.array([batch]), ids=np.array([0]), seed=1)
-    draws = [set(batches.everybody(k).tolist()) for k in range(rounds)]
+    draws = [set(batches.draw_all(k).tolist()) for k in range(rounds)]
     shared = np.array([len(a & b) for a, b in pairwise(draws)])
     mean = batch * batch / size
     deviation = np.sqrt(mean * (1 - batch / size) * (size - batch) / (size - 1) / len(shared))
@@ -146,5 +146,5 @@ def test_a_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
 
 def test_of_answers_in_the_order_of_the_rows_that_were_asked() -> None:
     batches = make()
-    drawn = split(batches.everybody(3), BATCH)
-    assert split(batches.of(3, np.array([4, 0])), BATCH[[4, 0]]) == [drawn[4], drawn[0]]
+    drawn = split(batches.draw_all(3), BATCH)
+    assert split(batches.draw(3, np.array([4, 0])), BATCH[[4, 0]]) == [drawn[4], drawn[0]]

@@ -82,7 +82,7 @@ def both(name: str, start: str, case: Case) -> tuple[Simulation, paper.Setting]:
     ends = np.cumsum(problem.batch)
 
     def xi(m: int, k: int) -> list[int]:
-        flat = problem.batches.everybody(k)[ends[m] - problem.batch[m] : ends[m]]
+        flat = problem.batches.draw_all(k)[ends[m] - problem.batch[m] : ends[m]]
         return [int(n) for n in flat - shards[m][0]]
 
     def u(m: int, k: int) -> list[float]:

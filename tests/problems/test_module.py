@@ -143,7 +143,7 @@ def test_contributions_are_the_weighted_gradients_of_the_minibatches(how: Any) -
     of = problem(module, how=how, lam=0.1)
     theta = of.start()
     (found,) = of.gradients(7, [theta], None)
-    drawn = np.split(of.order[of.batches.everybody(7)], np.cumsum(of.batch)[:-1])
+    drawn = np.split(of.order[of.batches.draw_all(7)], np.cumsum(of.batch)[:-1])
     for m, rows in enumerate(drawn):
         loss = cross_entropy(module(x[rows].double()), y[rows])
         parts = torch.autograd.grad(loss, list(module.parameters()))

@@ -56,7 +56,7 @@ def contribution(problem: Regression, m: int, rows: Values, theta: Values) -> Va
 
 
 def parts(problem: Regression, iteration: int) -> list[Values]:
-    return np.split(problem.batches.everybody(iteration), np.cumsum(problem.batch)[:-1])
+    return np.split(problem.batches.draw_all(iteration), np.cumsum(problem.batch)[:-1])
 
 
 # -- gradients -------------------------------------------------------------------------------------------------

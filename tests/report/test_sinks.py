@@ -18,7 +18,7 @@ from lasg.report.sinks import EVENTS, Csv, Sinks, TensorBoard
 from lasg.runs import pool, runner, store
 from lasg.runs.runner import resume, run
 from lasg.runs.spec import Spec
-from lasg.runs.status import Status, of_stored
+from lasg.runs.status import Status
 from lasg.runs.store import Run
 from lasg.runs.trace import EVALUATED
 from tests.runs.samples import Stopped, made_up, small, stop_after
@@ -133,7 +133,7 @@ def test_the_rows_are_in_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_run_without_test_data_has_an_empty_accuracy(tmp_path: Path) -> None:
     made = made_up(tmp_path / "run", small("sgd"), [(0, 0, 0.7), (6, 600, 0.1 + 0.2)])
     with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-        sinks(of_stored(replace(made, meta={**made.meta, "seconds": 1.0})))
+        sinks(Status.from_run(replace(made, meta={**made.meta, "seconds": 1.0})))
     rows = read(tmp_path / "log.csv")[made.spec.label]
     assert [row["accuracy"] for row in rows] == ["", ""]
     assert [row["loss"] for row in rows] == ["0.7", "0.30000000000000004"]
@@ -143,7 +143,7 @@ def test_a_run_without_test_data_has_an_empty_accuracy(tmp_path: Path) -> None:
 def test_names_of_every_kind_survive_in_a_csv_file(tmp_path: Path, task: str) -> None:
     made = made_up(tmp_path / "run", small("sgd", task=task), [(0, 0, 0.7)])
     with Sinks(Csv(tmp_path / "log.csv")) as sinks:
-        sinks(of_stored(made))
+        sinks(Status.from_run(made))
     check_csv(tmp_path / "log.csv", [made])
 
 
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path) -> None:
     made = made_up(tmp_path / "run", small("sgd"), [(0, 0, 0.7)])
     sink = Csv(Path("/dev/full"))
     try:
-        one_line(lambda: sink(of_stored(made)), "/dev/full")
+        one_line(lambda: sink(Status.from_run(made)), "/dev/full")
     finally:
         with contextlib.suppress(OSError, LasgError):
             sink.close()
@@ -251,7 +251,7 @@ def test_a_second_write_replaces_the_first_and_nothing_else(tmp_path: Path) -> N
     other.write_bytes(b"")
     first = run(SPECS[0].but(iterations=60), tmp_path / "run")
     for change in (0.0, 1.0):
-        status = of_stored(first)
+        status = Status.from_run(first)
         rows = tuple((*row[:-2], row[-2] + change, row[-1]) for row in status.evaluations)
         with Sinks(TensorBoard(tmp_path / "tb")) as sinks:
             sinks(replace(status, evaluations=rows))
@@ -265,7 +265,7 @@ def test_a_second_write_replaces_the_first_and_nothing_else(tmp_path: Path) -> N
 def test_a_run_without_test_data_has_no_accuracy_for_tensorboard(tmp_path: Path) -> None:
     made = made_up(tmp_path / "run", small("sgd"), [(0, 0, 0.7), (6, 600, 0.5)])
     with Sinks(TensorBoard(tmp_path / "tb")) as sinks:
-        sinks(of_stored(made))
+        sinks(Status.from_run(made))
     found = scalars(tmp_path / "tb" / made.spec.label)
     assert "accuracy" not in found
     assert [step for step, _ in found["loss"]] == [0, 1]
@@ -302,7 +302,7 @@ def test_a_runs_folder_for_tensorboard_that_cannot_be_written_is_named(tmp_path:
     (tmp_path / "tb").mkdir()
     (tmp_path / "tb" / made.spec.label).write_text("a file lies where the folder should be")
     with Sinks(TensorBoard(tmp_path / "tb")) as sinks:
-        one_line(lambda: sinks(of_stored(made)), made.spec.label)
+        one_line(lambda: sinks(Status.from_run(made)), made.spec.label)
 
 
 # -- several -------------------------------------------------------------------------------------------------
@@ -313,14 +313,14 @@ def test_sinks_take_every_report_and_are_closed_even_if_a_run_fails(tmp_path: Pa
     paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
     sinks = Sinks(*map(Csv, paths))
     with pytest.raises(Stopped), sinks:
-        stop_after(0, sinks)(of_stored(made))
+        stop_after(0, sinks)(Status.from_run(made))
     for path in paths:
         check_csv(path, [made])
     with pytest.raises(ValueError, match="closed"):
-        sinks(of_stored(made))
+        sinks(Status.from_run(made))
 
 
 def test_no_sinks_take_everything(tmp_path: Path) -> None:
     made = made_up(tmp_path / "run", small("sgd"), [(0, 0, 0.7)])
     with Sinks() as sinks:
-        sinks(of_stored(made))
+        sinks(Status.from_run(made))

@@ -56,7 +56,7 @@ def test_quantised_uploads_have_a_theorem_of_their_own() -> None:
     found = columns(Run(rule="wk2", rounds=1000, bits=4))["safe"]
     theorem = Quantised(MEASURES.known(10, 4))
     assert found.settings.c_d == theorem.largest_c(theorem.best_step(1000))
-    assert found.standing.theorem == "thm:LAQSG"
+    assert found.applicability.theorem == "thm:LAQSG"
 
 
 @given(
@@ -72,7 +72,7 @@ def test_the_safe_column_lies_within_its_theorem(
 ) -> None:
     run = Run(rule=rule, rounds=rounds, bits=bits)
     found = columns(run, Settings(schedule=Constant(0.5), D=D), mu=mu, L=L)["safe"]
-    assert found.standing.inside
+    assert found.applicability.inside
     assert found.bound is not None
     assert math.isfinite(found.bound)
 
@@ -80,7 +80,7 @@ def test_the_safe_column_lies_within_its_theorem(
 def test_the_papers_column_is_the_tasks_own_and_says_how_far_outside_it_is() -> None:
     found = columns(Run(rule="wk2", rounds=1000))["paper"]
     assert found.settings == TASK
-    assert not found.standing.inside
+    assert not found.applicability.inside
     largest = Nonconvex(MEASURES.known(10)).largest_step
     assert f"step is {0.5 / largest:.0f} times" in found.gives_up
     assert found.bound is None
@@ -107,17 +107,17 @@ def test_a_coarse_quantiser_makes_the_practical_step_smaller() -> None:
 
 
 def test_a_networks_practical_step_is_not_above_the_tasks() -> None:
-    assert columns(Run(rule="wk2", rounds=1000, network=True))["practical"].settings.schedule(0) == 0.5
+    assert columns(Run(rule="wk2", rounds=1000, neural=True))["practical"].settings.schedule(0) == 0.5
 
 
 def test_of_a_network_the_theorem_holds_only_as_far_as_its_start_tells() -> None:
-    said = columns(Run(rule="wk2", rounds=1000, network=True), mu=None)["safe"].gives_up
+    said = columns(Run(rule="wk2", rounds=1000, neural=True), mu=None)["safe"].gives_up
     assert "if L is nowhere larger than at theta^0" in said
 
 
 def test_of_a_rule_without_a_theorem_nothing_is_promised() -> None:
     for one in columns(Run(rule="pse", rounds=1000)).values():
-        assert one.standing.theorem is None
+        assert one.applicability.theorem is None
         assert one.bound is None
         assert "no theorem is about the rule pse" in one.gives_up
 

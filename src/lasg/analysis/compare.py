@@ -33,7 +33,7 @@ class Spread:
     std: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> Spread:
         """Summarise the values of several seeds."""
         return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
 
@@ -215,7 +215,7 @@ def _counts(group: Series, target: float | None, network: LinkModel | None) -> d
     reached = [one for one in found if one is not None]
     if len(reached) < len(found) or group.diverged:
         return {}
-    return {name: Spread.of([one[name] for one in reached]) for name in reached[0]}
+    return {name: Spread.from_values([one[name] for one in reached]) for name in reached[0]}
 
 
 def spent_at(run: Run, target: float | None, network: LinkModel | None) -> dict[str, float] | None:
@@ -258,8 +258,8 @@ def _summary(group: Series, target: float | None, counts: Mapping[str, Spread], 
         reached=sum(row_at(run, target) is not None for run in group.runs),
         diverged=group.diverged,
         counts=counts,
-        loss=Spread.of(losses),
-        accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.of(accuracies),
+        loss=Spread.from_values(losses),
+        accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.from_values(accuracies),
         fewer_uploads=None,
         fewer_bits=None,
         timed=timed,

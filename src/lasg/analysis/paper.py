@@ -28,21 +28,21 @@ CAP = 200_000
 """Iterations after which a run ends whatever its budget."""
 
 
-NETWORKS = ("mnist-nn",)
+NEURAL_TASKS = ("mnist-nn",)
 """The tables' tasks that train a network."""
-NETWORK_UPLOADS = 10_000
-NETWORK_BITS = 3_200 * 32 * 431_080
+NEURAL_UPLOADS = 10_000
+NEURAL_BITS = 3_200 * 32 * 431_080
 """What the printed 1e8 bits must mean for the network: about 3,200 uploads of its 431,080 parameters."""
-NETWORK_CAP = 8_000
+NEURAL_CAP = 8_000
 """Iterations after which a network's run ends whatever its budget."""
 
 
-def network_spec(name: str, algorithm_: str, setting: str, seed: int, **changes: Any) -> Spec:
+def neural_spec(name: str, algorithm_: str, setting: str, seed: int, **changes: Any) -> Spec:
     """Return the run of a network's row: to the larger of its two budgets, evaluated at the smaller one too."""
     quantised = ALGORITHMS[algorithm_].quantised
-    ends = {"bits": NETWORK_BITS} if quantised else {"uploads": NETWORK_UPLOADS}
-    marks = {"uploads": NETWORK_UPLOADS} if quantised else {"bits": NETWORK_BITS}
-    values = {"iterations": NETWORK_CAP, "evaluate": 100, "until": ends, "marks": marks, **changes}
+    ends = {"bits": NEURAL_BITS} if quantised else {"uploads": NEURAL_UPLOADS}
+    marks = {"uploads": NEURAL_UPLOADS} if quantised else {"bits": NEURAL_BITS}
+    values = {"iterations": NEURAL_CAP, "evaluate": 100, "until": ends, "marks": marks, **changes}
     return task(name).spec(algorithm_, setting=setting, seed=seed, **values)
 
 
@@ -61,8 +61,8 @@ class Cell:
 
     def spec(self, seed: int, **changes: Any) -> Spec:
         """Return the run that gives our number; those of a network's two budgets are one run."""
-        if self.task in NETWORKS:
-            return network_spec(self.task, self.algorithm, self.setting, seed, **changes)
+        if self.task in NEURAL_TASKS:
+            return neural_spec(self.task, self.algorithm, self.setting, seed, **changes)
         base = task(self.task).spec(
             self.algorithm, setting=self.setting, seed=seed, **{"iterations": CAP, **PAPER, **changes}
         )
@@ -71,8 +71,8 @@ class Cell:
     def loss_of(self, run: Run) -> float:
         """Return a run's loss when the budget was first spent, or at its end."""
         kind, budget = {"uploads": "uploads", "bits": "bits_up"}[self.budget_kind], self.budget
-        if self.task in NETWORKS and self.budget_kind == "bits":
-            budget = NETWORK_BITS
+        if self.task in NEURAL_TASKS and self.budget_kind == "bits":
+            budget = NEURAL_BITS
         spent = np.flatnonzero(run.trace[kind] >= budget)
         return float(run.trace["loss"][spent[0] if len(spent) else -1])
 
@@ -116,12 +116,14 @@ def printed() -> list[Cell]:
 
 def cells(table: int, tasks: Sequence[str] = (), algorithms: Sequence[str] = tuple(ALGORITHMS)) -> list[Cell]:
     """Return the cells of one table that can be run: of the chosen tasks, or of all that do not take hours."""
-    found = [cell for cell in printed() if cell.table == table and (cell.task not in NETWORKS or cell.loss is not None)]
+    found = [
+        cell for cell in printed() if cell.table == table and (cell.task not in NEURAL_TASKS or cell.loss is not None)
+    ]
     known = list(dict.fromkeys(cell.task for cell in found))
     for name in tasks:
         if name not in known:
             raise LasgError(f"table {table} has no task {name!r}: {', '.join(known)}")
-    wanted = tasks or [name for name in known if name not in NETWORKS]
+    wanted = tasks or [name for name in known if name not in NEURAL_TASKS]
     chosen = [cell for cell in found if cell.task in wanted and cell.algorithm in algorithms]
     if not chosen:
         raise LasgError(f"table {table} has none of the algorithms {', '.join(algorithms)} for {', '.join(wanted)}")
@@ -130,7 +132,9 @@ def cells(table: int, tasks: Sequence[str] = (), algorithms: Sequence[str] = tup
 
 def results(chosen: Sequence[Cell], runs: Mapping[Cell, Sequence[Run]]) -> list[Result]:
     """Return our number for each cell: the loss when the budget was spent, over the seeds."""
-    return [Result(cell, Spread.of([cell.loss_of(run) for run in runs[cell]]), len(runs[cell])) for cell in chosen]
+    return [
+        Result(cell, Spread.from_values([cell.loss_of(run) for run in runs[cell]]), len(runs[cell])) for cell in chosen
+    ]
 
 
 @dataclass(frozen=True)
@@ -222,8 +226,8 @@ def spread_of(result: Result) -> str:
 def heading(cell: Cell, seeds: int) -> str:
     """Return what a table is about: the budget as it was read, beside that printed where they differ."""
     budget = f"{cell.budget:,} {'uploads' if cell.budget_kind == 'uploads' else 'upload bits'}"
-    if cell.task in NETWORKS and cell.budget_kind == "bits":
-        budget = f"{NETWORK_BITS:,} upload bits (printed: {cell.budget:,})"
+    if cell.task in NEURAL_TASKS and cell.budget_kind == "bits":
+        budget = f"{NEURAL_BITS:,} upload bits (printed: {cell.budget:,})"
     return f"{cell.task}, {cell.setting}, loss after {budget}, {seeds_of(seeds)}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lasg.analysis.compare import Spread, row_at
-from lasg.analysis.paper import network_spec
+from lasg.analysis.paper import neural_spec
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.runs.tasks import task
@@ -39,7 +39,7 @@ def specs(
     found = {}
     for label, values in variants.items():
         if values["algorithm"] == "sgd":
-            found[label] = [network_spec(TASK, "sgd", setting, seed, **changes) for seed in seeds]
+            found[label] = [neural_spec(TASK, "sgd", setting, seed, **changes) for seed in seeds]
         else:
             base = {"iterations": CAP, "evaluate": 50, **values, **changes}
             found[label] = [task(TASK).spec(setting=setting, seed=seed, **base) for seed in seeds]
@@ -67,7 +67,7 @@ def _spent(kind: str, group: Sequence[Run], of_sgd: Sequence[Run], reached: Sequ
     if len(reached) < len(group):
         return {kind: None, f"fewer_{kind}": None, f"fewer_{kind}_spread": None}
     spent = np.array([run.trace[kind][i] for run, i in zip(group, reached, strict=True)], np.float64)
-    fewer = Spread.of((np.array([run.trace[kind][-1] for run in of_sgd]) / spent).tolist())
+    fewer = Spread.from_values((np.array([run.trace[kind][-1] for run in of_sgd]) / spent).tolist())
     spread = fewer.std if len(group) > 1 else None
     return {kind: float(spent.mean()), f"fewer_{kind}": fewer.mean, f"fewer_{kind}_spread": spread}
 

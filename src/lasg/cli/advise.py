@@ -87,7 +87,7 @@ def _run(spec: Spec) -> advice.Run:
     chosen = named(spec.algorithm)
     codec = chosen.codec(spec.bits, spec.bucket)
     bits = {"bits": codec.bits, "bucket": codec.bucket} if isinstance(codec, QSGD) else {}
-    return advice.Run(rule=chosen.rule.name, rounds=spec.iterations, network=spec.network, **bits)
+    return advice.Run(rule=chosen.rule.name, rounds=spec.iterations, neural=spec.neural, **bits)
 
 
 def _spec(spec: Spec, column: Column) -> Spec:
@@ -99,7 +99,7 @@ def _rows(found: Measures, columns: tuple[Column, ...]) -> dict[str, Any]:
         {
             "column": one.name,
             "settings": one.settings.changes(),
-            "standing": one.standing.row(),
+            "standing": one.applicability.row(),
             "bound": one.bound,
             "gives_up": one.gives_up,
         }
@@ -116,7 +116,7 @@ def _print_numbers(found: Measures, spec: Spec) -> None:
         value = getattr(found, name)
         known = found.how[name] if value is not None else ""
         table.add_row(WORDS.get(name, name), _value(name, value), known, name_of(assumption), who)
-    samples = ", estimated at theta^0 only: a network's L may be larger elsewhere" if spec.network else ""
+    samples = ", estimated at theta^0 only: a network's L may be larger elsewhere" if spec.neural else ""
     out.print(titled(f"{spec.task}, {spec.workers} workers, {found.p:,} parameters{samples}", table))
 
 
@@ -142,16 +142,16 @@ def _print_columns(columns: tuple[Column, ...], spec: Spec) -> None:
 
 
 def _cells(one: Column) -> dict[str, str]:
-    settings, stands = one.settings, one.standing
+    settings, applies = one.settings, one.applicability
     constant = settings.changes()["schedule"] == "constant"
-    bound = "" if one.bound is None else f"{one.bound:.4g} on {_bounded(stands.theorem)}"
+    bound = "" if one.bound is None else f"{one.bound:.4g} on {_bounded(applies.theorem)}"
     return {
         "step": f"{settings.schedule(0):.4g}" + ("" if constant else ", falling as 2 / (mu (k + K0))"),
         "c_d, the weight of a move": f"{settings.c:g} / eta^2" if settings.c_d is None else f"{settings.c_d:.4g}",
         "moves summed": f"{min(settings.window, settings.D)}",
         "D, the largest staleness": f"{settings.D}",
-        "theorem": name_of(stands.theorem or "none"),
-        "within it": "yes" if stands.inside else "no",
+        "theorem": name_of(applies.theorem or "none"),
+        "within it": "yes" if applies.inside else "no",
         "bound at the end": bound,
     }
 

@@ -17,30 +17,30 @@ from lasg.runs import factories, store
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.theory.advice import beyond, number
-from lasg.theory.applicability import Settings, Standing, judge
+from lasg.theory.applicability import Applicability, Settings, judge
 
 NEAR = 0.9
 """So near to a theorem's edge the quick L does not do: it has three digits."""
 
 
-def of(spec: Spec, problem: Any) -> dict[str, Any] | None:
+def assess(spec: Spec, problem: Any) -> dict[str, Any] | None:
     """Return where a run stands, as JSON values; None where L is not known, or the numbers are beyond floats."""
     if not isinstance(problem, Regression):
         return None
     try:
-        found = judged(spec, problem.smoothness_from_below)
-        if found.theorem is not None and NEAR < max(found.excess) < 1 / NEAR:
-            found = judged(spec, problem.whole_smoothness)
-        return found.row()
+        applicability = judge_spec(spec, problem.smoothness_from_below)
+        if applicability.theorem is not None and NEAR < max(applicability.excess) < 1 / NEAR:
+            applicability = judge_spec(spec, problem.whole_smoothness)
+        return applicability.row()
     except (LasgError, ArithmeticError):  # steps of 1e-200, features that are all 0: no reason to stop a run
         return None
 
 
-def judged(spec: Spec, L: float) -> Standing:
+def judge_spec(spec: Spec, L: float) -> Applicability:
     """Return where a regression stands whose loss has smoothness L."""
     chosen, why = spec.composition, unfit(spec)
     if why:
-        return Standing(theorem=None, reason=why, L=L, eta=spec.eta, c_d=0.0)
+        return Applicability(theorem=None, reason=why, L=L, eta=spec.eta, c_d=0.0)
     return judge(
         settings_of(spec),
         chosen.rule.name,
@@ -75,9 +75,9 @@ def settings_of(spec: Spec) -> Settings:
 def annotate(runs: Sequence[Run], data_dir: Path | None = None) -> None:
     """Note in the meta data of ended runs which theorem applies, where that is not there yet."""
     for run in runs:
-        if run.status == "running" or "theory" in run.meta or run.spec.network:
+        if run.status == "running" or "theory" in run.meta or run.spec.neural:
             continue
-        found = of(run.spec, factories.problem(run.spec, data_dir))
+        found = assess(run.spec, factories.problem(run.spec, data_dir))
         if found is not None:
             run.meta["theory"] = found
             store.write_meta(run.folder, run.meta)
@@ -85,27 +85,27 @@ def annotate(runs: Sequence[Run], data_dir: Path | None = None) -> None:
 
 def lines(runs: Sequence[Run]) -> list[str]:
     """Say in one line, whichever and however many the runs, which are outside the theorems; no line if none is."""
-    told = [(run.spec, run.meta["theory"]) for run in runs if isinstance(run.meta.get("theory"), dict)]
-    outside = {spec.algorithm: theory for spec, theory in told if not theory["inside"]}
+    noted = [(run.spec, run.meta["theory"]) for run in runs if isinstance(run.meta.get("theory"), dict)]
+    outside = {spec.algorithm: theory for spec, theory in noted if not theory["inside"]}
     if not outside:
         return []
-    named = f"lasg advise {told[0][0].task} says more"
+    named = f"lasg advise {noted[0][0].task} says more"
     if len(outside) == 1:
         ((name, theory),) = outside.items()
         return [f"Outside the paper's theorems: {name}: {_why(theory)}. {named}."]
-    excess = [_standing(theory).excess for theory in outside.values() if theory["theorem"]]
+    excess = [_applicability(theory).excess for theory in outside.values() if theory["theorem"]]
     most = [max(parts) for parts in zip(*excess, strict=True)]
     reach = f" (step up to {number(most[0])} times, c_d up to {number(most[1])} times what they allow)" if most else ""
-    everyone = len(outside) == len({spec.algorithm for spec, _ in told})
+    everyone = len(outside) == len({spec.algorithm for spec, _ in noted})
     who = f"all {len(outside)} algorithms" if everyone else ", ".join(outside)
     return [f"Outside the paper's theorems: {who}{reach}. {named}."]
 
 
 def _why(theory: dict[str, Any]) -> str:
-    return beyond(_standing(theory)) if theory["theorem"] else str(theory["reason"])
+    return beyond(_applicability(theory)) if theory["theorem"] else str(theory["reason"])
 
 
-def _standing(theory: dict[str, Any]) -> Standing:
+def _applicability(theory: dict[str, Any]) -> Applicability:
     """Read it back from a run's meta data."""
     values = {name: value for name, value in theory.items() if name != "inside"}
-    return Standing(**{**values, "c_d": math.inf if theory["c_d"] is None else theory["c_d"]})
+    return Applicability(**{**values, "c_d": math.inf if theory["c_d"] is None else theory["c_d"]})

@@ -39,7 +39,7 @@ class Batches:
         self._first = -1
         self._block: IntArray = np.empty((0, 0), np.int64)
 
-    def everybody(self, iteration: int) -> IntArray:
+    def draw_all(self, iteration: int) -> IntArray:
         """Return the row numbers of all workers, worker after worker."""
         first = iteration - iteration % self._rounds
         if first != self._first:
@@ -48,7 +48,7 @@ class Batches:
         row: IntArray = self._block[iteration - first]
         return row
 
-    def of(self, iteration: int, rows: IntArray) -> IntArray:
+    def draw(self, iteration: int, rows: IntArray) -> IntArray:
         """Return the row numbers of the workers at the positions `rows` alone."""
         row: IntArray = _Layout(self, rows).draw(np.array([iteration]))[0]
         return row

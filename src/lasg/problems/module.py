@@ -189,7 +189,7 @@ class ModuleProblem:
         on the same inputs and with the same dropout masks.
         """
         who = np.arange(self.workers) if rows is None else rows
-        chosen = self.batches.everybody(iteration) if rows is None else self.batches.of(iteration, rows)
+        chosen = self.batches.draw_all(iteration) if rows is None else self.batches.draw(iteration, rows)
         drawn = np.split(self.order[chosen], np.cumsum(self.batch[who])[:-1])
         found = [self._start.new_empty((len(who), self.p)) for _ in points]
         with self._own_randomness():

@@ -111,12 +111,12 @@ class Regression:
     def gradients(self, iteration: int, points: Sequence[FloatArray], rows: IntArray | None) -> list[FloatArray]:
         """Return the contributions of the chosen workers at each point, all on one minibatch a worker."""
         if rows is None:
-            flat, tiles = self.batches.everybody(iteration), self._tiles
+            flat, tiles = self.batches.draw_all(iteration), self._tiles
         elif self._few and (rows[1:] > rows[:-1]).all():
             # The draws are the same; a block of everybody's, picked from, is quicker than a draw for a few.
-            flat, tiles = self.batches.everybody(iteration), self._tiles.only(rows)
+            flat, tiles = self.batches.draw_all(iteration), self._tiles.only(rows)
         else:
-            flat, tiles = self.batches.of(iteration, rows), self._tile(rows)
+            flat, tiles = self.batches.draw(iteration, rows), self._tile(rows)
         if tiles.source is not None:
             flat = flat.take(tiles.source)
         out = self._buffer[: len(flat)] if len(flat) <= len(self._buffer) else None
@@ -136,7 +136,7 @@ class Regression:
     def _tile(self, rows: IntArray) -> Tiles:
         # The 1/2 is the one of (tanh(z / 2) - 1) / 2.
         weights = 0.5 * self.weights[rows] if self.binary else self.weights[rows]
-        return Tiles.of(self.batch[rows], weights, self._tile_length, self.dtype)
+        return Tiles.from_batches(self.batch[rows], weights, self._tile_length, self.dtype)
 
     def _binary(
         self, x: FloatArray, stacked: FloatArray, points: Sequence[FloatArray], scale: FloatArray

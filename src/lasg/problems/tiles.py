@@ -44,7 +44,7 @@ class Tiles:
     """`(workers, tiles)` of 0 and 1: for few workers one small product is the quickest sum."""
 
     @classmethod
-    def of(cls, batch: IntArray, weights: FloatArray, length: int, dtype: npt.DTypeLike) -> Tiles:
+    def from_batches(cls, batch: IntArray, weights: FloatArray, length: int, dtype: npt.DTypeLike) -> Tiles:
         """Plan the tiles of workers with these minibatch sizes and weights."""
         tiles = -(-batch // length)
         first = np.cumsum(tiles) - tiles

@@ -61,7 +61,7 @@ def curves(name: str, setting: str, choice: Choice) -> Figure:
 def training(name: str, setting: str, choice: Choice) -> Figure:
     """Loss and test accuracy of a network against iterations, uploads and bits (fig:NNmnist, _u, _test)."""
     row = [cell.algorithm for cell in paper.cells(1, [name])]
-    specs = [paper.network_spec(name, algorithm, setting, seed) for seed in choice.each(1) for algorithm in row]
+    specs = [paper.neural_spec(name, algorithm, setting, seed) for seed in choice.each(1) for algorithm in row]
     return Figure(name=f"{name}-{setting}", kind="training", title=f"{name}, {setting}", specs=tuple(specs))
 
 
@@ -88,7 +88,7 @@ def timed(name: str, setting: str, choice: Choice) -> Figure:
 
 def by_task(name: str, setting: str, choice: Choice) -> Figure:
     """Return the figure of a task."""
-    kind = training if name in paper.NETWORKS else timed if name == "tiny-imagenet" else curves
+    kind = training if name in paper.NEURAL_TASKS else timed if name == "tiny-imagenet" else curves
     return kind(name, setting, choice)
 
 
@@ -191,7 +191,7 @@ PAPER_TASKS = tuple(ITERATIONS)
 def listed() -> dict[str, str]:
     """Return every name that `figures` knows, with what it shows."""
     shown = dict.fromkeys(TASKS, "loss against iterations, uploads and upload bits")
-    shown |= dict.fromkeys(paper.NETWORKS, "loss and test accuracy against iterations, uploads and bits (hours)")
+    shown |= dict.fromkeys(paper.NEURAL_TASKS, "loss and test accuracy against iterations, uploads and bits (hours)")
     shown["tiny-imagenet"] = "loss and test accuracy against simulated total time (hours)"
     of_tasks = {f"{name}-{setting}": shown[name] for name in TASKS for setting in SETTINGS}
     return {**of_tasks, **{name: plain.summary for name, plain in PLAIN.items()}}

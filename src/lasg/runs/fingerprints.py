@@ -26,7 +26,7 @@ DIGITS = 16
 
 def fingerprint(value: Any) -> str:
     """Return the checksum of a function, an object, or nested containers of them."""
-    return hashlib.sha256(repr(_Description().of(value)).encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(repr(_Description().describe(value)).encode()).hexdigest()[:DIGITS]
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -42,24 +42,30 @@ class _Description:
     def __init__(self) -> None:
         self.met: dict[int, tuple[int, Any]] = {}  # by id, and kept alive, so that no id is given twice
         self.ways: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-            ((list, tuple), lambda value: (type(value).__name__, *map(self.of, value))),
-            ((set, frozenset), lambda value: (type(value).__name__, *sorted(map(repr, map(self.of, value))))),
-            (Mapping, lambda value: ("mapping", *((self.of(key), self.of(part)) for key, part in value.items()))),
+            ((list, tuple), lambda value: (type(value).__name__, *map(self.describe, value))),
+            ((set, frozenset), lambda value: (type(value).__name__, *sorted(map(repr, map(self.describe, value))))),
+            (
+                Mapping,
+                lambda value: ("mapping", *((self.describe(key), self.describe(part)) for key, part in value.items())),
+            ),
             (types.FunctionType, self._function),
-            (types.MethodType, lambda value: ("method", self.of(value.__func__), self.of(value.__self__))),
-            (functools.partial, lambda value: ("partial", *map(self.of, (value.func, value.args, value.keywords)))),
+            (types.MethodType, lambda value: ("method", self.describe(value.__func__), self.describe(value.__self__))),
+            (
+                functools.partial,
+                lambda value: ("partial", *map(self.describe, (value.func, value.args, value.keywords))),
+            ),
             (NAMED, _name),
             (object, self._object),
         )
 
-    def of(self, value: Any) -> Any:
+    def describe(self, value: Any) -> Any:
         """Return what is known of a value."""
         if isinstance(value, PLAIN):
             return value
         if id(value) in self.met:
             return ("again", self.met[id(value)][0])
         self.met[id(value)] = (len(self.met), value)
-        return next(describe(value) for kinds, describe in self.ways if isinstance(value, kinds))
+        return next(way(value) for kinds, way in self.ways if isinstance(value, kinds))
 
     def _object(self, value: Any) -> Any:
         array = _array(value)
@@ -69,17 +75,17 @@ class _Description:
         if callable(own):
             return (_name(type(value)), str(own()))
         parts = (*_methods(type(value)), *attributes_of(value).items())
-        return (type(value).__qualname__, *((name, self.of(part)) for name, part in parts))
+        return (type(value).__qualname__, *((name, self.describe(part)) for name, part in parts))
 
     def _function(self, function: types.FunctionType) -> Any:
         code, module = function.__code__, function.__globals__
         used = {name: module[name] for name in _names(code) if name in module and _is_fixed(module[name], function)}
         parts = (function.__defaults__, function.__kwdefaults__, [*_closed_over(function)], used)
-        return ("function", self._code(code, function.__doc__), *map(self.of, parts))
+        return ("function", self._code(code, function.__doc__), *map(self.describe, parts))
 
     def _code(self, code: types.CodeType, doc: str | None = None) -> Any:
         constants = [part for part in code.co_consts if doc is None or part != doc]
-        parts = [self._code(part) if isinstance(part, types.CodeType) else self.of(part) for part in constants]
+        parts = [self._code(part) if isinstance(part, types.CodeType) else self.describe(part) for part in constants]
         return (code.co_code.hex(), code.co_names, *parts)
 
 

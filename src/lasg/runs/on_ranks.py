@@ -23,7 +23,7 @@ from lasg.runs import runner, store
 from lasg.runs.files import lock, sweep, write_atomically
 from lasg.runs.runner import STOP, Job
 from lasg.runs.spec import Spec
-from lasg.runs.status import Report, of_stored
+from lasg.runs.status import Report, Status
 from lasg.runs.stopping import on_stop
 from lasg.runs.store import Run
 from lasg.runs.trace import Trace
@@ -200,7 +200,7 @@ def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report:
             return b"running"
         stored = runner.settle(folder, spec, stored.meta, state)
     if stored is not None and report is not None:
-        report(of_stored(stored))
+        report(Status.from_run(stored))
     return b"none" if stored is None else b"stored"
 
 

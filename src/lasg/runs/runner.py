@@ -23,7 +23,7 @@ from lasg.runs import factories as build
 from lasg.runs import store
 from lasg.runs.files import lock, sweep
 from lasg.runs.spec import Spec
-from lasg.runs.status import Report, Status, of_stored
+from lasg.runs.status import Report, Status
 from lasg.runs.store import Run
 from lasg.runs.trace import Trace
 
@@ -175,7 +175,7 @@ class Job:
         """Measure loss and accuracy now, and plan the next time; its time is counted apart."""
         # Of a network the first evaluation may be long already.
         done = len(self.trace.evaluations)
-        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.network):
+        if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.neural):
             report(self.status(min(ALMOST, self.share()), evaluating=True))
         began = time.monotonic()
         rounds = self.simulation.ledger.rounds
@@ -219,7 +219,7 @@ def deterministic_threads(spec: Spec) -> Iterator[None]:
     Divergence is told by us, not by warnings.
     """
     with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
-        if not spec.network:
+        if not spec.neural:
             yield
             return
         import torch
@@ -274,7 +274,7 @@ def resume(
     if stored.status != "running":
         mended = _mended(stored)
         if report is not None:
-            report(of_stored(mended))
+            report(Status.from_run(mended))
         return mended
     with deterministic_threads(stored.spec):
         job = Job.of(stored.spec, data_dir, problem, rule, codec)
@@ -369,7 +369,7 @@ def obtain(
     if stored.status == "running":
         return resume(folder, data_dir=data_dir, report=report)
     if report is not None:
-        report(of_stored(stored))
+        report(Status.from_run(stored))
     return stored
 
 

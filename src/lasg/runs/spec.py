@@ -32,7 +32,7 @@ OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 HOW_LAZY = ("c", "c_d", "rho")
 """Settings that say how lazy a run is, in one way or another."""
-NETWORK_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
+NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
 """Settings that only a network has."""
 
 
@@ -156,7 +156,7 @@ class Spec:
             object.__setattr__(self, "scale", None)  # none is none, however it was written
         self.reading.check(self.data)
         self._check_budgets()
-        self._check_network()
+        self._check_neural()
 
     def _choose_laziness(self) -> None:
         """Say how lazy a run is that does not say it: as the paper's on lasg's own tasks, else safely."""
@@ -198,14 +198,14 @@ class Spec:
         if "iterations" in self.until:
             raise LasgError("iterations is a key of its own, not one of until")
 
-    def _check_network(self) -> None:
+    def _check_neural(self) -> None:
         if self.clip is not None:
             check_norm(self.clip)
         for name in ("threads", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LasgError(f"{name} must be an integer >= 1, got {value!r}")
-        only = [name for name in NETWORK_ONLY if not self.network and getattr(self, name) is not None]
+        only = [name for name in NEURAL_ONLY if not self.neural and getattr(self, name) is not None]
         if only:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
 
@@ -252,8 +252,8 @@ class Spec:
         return tuple(range(min(3, self.workers))) if self.watch is None else self.watch
 
     @property
-    def network(self) -> bool:
-        """Whether a network is trained: one by name, or the caller's own module."""
+    def neural(self) -> bool:
+        """Whether a neural network is trained: one by name, or the caller's own module."""
         return self.model is not None or self.data == OWN
 
     @property

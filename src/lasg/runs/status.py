@@ -35,6 +35,14 @@ class Status:
     broken: tuple[tuple[int, int], ...] = ()
     """(round, worker) of gradients that were NaN or infinite, since the last report."""
 
+    @classmethod
+    def from_run(cls, run: Run) -> Status:
+        """Return the report of a run that is read from disk."""
+        trace = run.trace
+        rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
+        ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
+        return cls(run.spec, 1.0, ledger, float(trace["loss"][-1]), float(run.meta["seconds"]), rows, stored=True)
+
     @property
     def saved(self) -> float:
         """The share of uploads that were saved so far: of those that every worker in every round would be."""
@@ -43,11 +51,3 @@ class Status:
 
 
 Report = Callable[[Status], None]
-
-
-def of_stored(run: Run) -> Status:
-    """Return the report of a run that is read from disk."""
-    trace = run.trace
-    rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
-    ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
-    return Status(run.spec, 1.0, ledger, float(trace["loss"][-1]), float(run.meta["seconds"]), rows, stored=True)

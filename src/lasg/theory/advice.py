@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lasg.core.optimizers import Constant
-from lasg.theory.applicability import COVERED, Settings, Standing, judge
+from lasg.theory.applicability import COVERED, Applicability, Settings, judge
 from lasg.theory.bounds import Nonconvex, Quantised, StronglyConvex
 from lasg.theory.constants import quantiser_variance
 from lasg.theory.measures import Measures
@@ -31,7 +31,8 @@ class Run:
     """Of an entry of a quantised upload; None: not quantised."""
     bucket: int | None = None
     """Entries a norm."""
-    network: bool = False
+    neural: bool = False
+    """Whether a neural network is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Column:
 
     name: Name
     settings: Settings
-    standing: Standing
+    applicability: Applicability
     bound: float | None
     """What the theorem promises after the run's rounds; None: nothing."""
     gives_up: str
@@ -51,30 +52,30 @@ def advise(measures: Measures, task: Settings, run: Run) -> tuple[Column, Column
     """Return the three columns: safe, paper, practical."""
     safe = _safe(measures, task, run)
     practical = _practical(measures, task, run)
-    standings = {name: _judge(measures, one, run) for name, one in (("task", task), ("practical", practical))}
+    judged = {name: _judge(measures, one, run) for name, one in (("task", task), ("practical", practical))}
     slower, slowness = (task.schedule(0) / one.schedule(0) for one in (safe, practical))
     bound = _bound(measures, safe, run)
     return (
         Column(
             name="safe",
             settings=safe,
-            standing=_judge(measures, safe, run),
+            applicability=_judge(measures, safe, run),
             bound=bound,
             gives_up=_price_of_safety(slower, bound, measures, run),
         ),
         Column(
             name="paper",
             settings=task,
-            standing=standings["task"],
+            applicability=judged["task"],
             bound=_bound(measures, task, run),
-            gives_up=_price_of_freedom(standings["task"]),
+            gives_up=_price_of_freedom(judged["task"]),
         ),
         Column(
             name="practical",
             settings=practical,
-            standing=standings["practical"],
+            applicability=judged["practical"],
             bound=_bound(measures, practical, run),
-            gives_up=f"{_price_of_freedom(standings['practical'])}; its step is {_beside(1 / slowness)}",
+            gives_up=f"{_price_of_freedom(judged['practical'])}; its step is {_beside(1 / slowness)}",
         ),
     )
 
@@ -100,13 +101,13 @@ def _practical(measures: Measures, task: Settings, run: Run) -> Settings:
     length = min(run.bucket or measures.p, measures.p)
     omega = 0.0 if run.bits is None else quantiser_variance(length, run.bits)
     eta = 1 / (measures.L_start * (1 + omega))
-    if run.network:
+    if run.neural:
         eta = min(eta, task.schedule(0))
     D = min(task.D, max(1, run.rounds // FORCED))
     return Settings(schedule=Constant(float(f"{eta:.2g}")), D=D)
 
 
-def _judge(measures: Measures, settings: Settings, run: Run) -> Standing:
+def _judge(measures: Measures, settings: Settings, run: Run) -> Applicability:
     return judge(
         settings,
         run.rule,
@@ -132,7 +133,7 @@ def _bound(measures: Measures, settings: Settings, run: Run) -> float | None:
 def _price_of_safety(slower: float, bound: float | None, measures: Measures, run: Run) -> str:
     if run.rule not in COVERED:
         return f"no promise: no theorem is about the rule {run.rule}; with the other rules' settings {_against(slower)}"
-    holds = "the theorem holds if L is nowhere larger than at theta^0" if run.network else "the theorem holds"
+    holds = "the theorem holds if L is nowhere larger than at theta^0" if run.neural else "the theorem holds"
     words = f"{holds}, and {_against(slower)}"
     on_gap = run.bits is None and measures.mu is not None
     if bound is not None and on_gap and bound >= measures.gap:
@@ -150,21 +151,21 @@ def _beside(ratio: float) -> str:
     return "the task's" if ratio == 1 else f"{number(ratio)} times the task's"
 
 
-def _price_of_freedom(standing: Standing) -> str:
+def _price_of_freedom(applicability: Applicability) -> str:
     """Say by how much settings leave the theorem."""
-    if standing.theorem is None:
-        return f"no promise: {standing.reason}"
-    if standing.inside:
-        return f"nothing: the {name_of(standing.theorem)} holds"
-    return f"no promise: {beyond(standing)}"
+    if applicability.theorem is None:
+        return f"no promise: {applicability.reason}"
+    if applicability.inside:
+        return f"nothing: the {name_of(applicability.theorem)} holds"
+    return f"no promise: {beyond(applicability)}"
 
 
-def beyond(standing: Standing) -> str:
+def beyond(applicability: Applicability) -> str:
     """Say how many times the step and c_d are what the theorem allows."""
-    assert standing.theorem is not None
-    named = zip(("step", "c_d"), standing.excess, strict=True)
+    assert applicability.theorem is not None
+    named = zip(("step", "c_d"), applicability.excess, strict=True)
     parts = [f"the {name} is {number(times)} times" for name, times in named if times > 1]
-    return f"{' and '.join(parts)} what the {name_of(standing.theorem)} allows"
+    return f"{' and '.join(parts)} what the {name_of(applicability.theorem)} allows"
 
 
 def number(value: float) -> str:

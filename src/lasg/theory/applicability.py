@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Applicability:
     """What a theorem allows, beside what is set."""
 
     theorem: str | None
@@ -80,24 +80,24 @@ class Standing:
 
 def judge(
     settings: Settings, rule: str, *, L: float, mu: float | None, M: int, rounds: int, quantised: bool = False
-) -> Standing:
+) -> Applicability:
     """Compare settings of a rule and plain SGD with the theorem that is about them."""
     lazy = rule != "always"
     eta, c_d = settings.schedule(0), settings.weight(rounds) if lazy else 0.0
     if rule not in COVERED:
-        return Standing(theorem=None, reason=f"no theorem is about the rule {rule}", L=L, eta=eta, c_d=c_d)
+        return Applicability(theorem=None, reason=f"no theorem is about the rule {rule}", L=L, eta=eta, c_d=c_d)
     # Neither variance nor gap nor B changes the range.
     known = Known(L=L, M=M, D=settings.D if lazy else 1, variance=0.0, gap=0.0, B=1.0, p=1, bits=2)
     if isinstance(settings.schedule, Constant):
         theorem = Quantised(known) if quantised else Nonconvex(known)
         largest, heaviest = theorem.largest_step, theorem.largest_c(eta)
-        return Standing(theorem=theorem.label, L=L, eta=eta, largest_eta=largest, c_d=c_d, largest_c_d=heaviest)
+        return Applicability(theorem=theorem.label, L=L, eta=eta, largest_eta=largest, c_d=c_d, largest_c_d=heaviest)
     reason = _unfit(settings.schedule, mu, quantised)
     if reason:
-        return Standing(theorem=None, reason=reason, L=L, eta=eta, c_d=c_d)
+        return Applicability(theorem=None, reason=reason, L=L, eta=eta, c_d=c_d)
     convex = StronglyConvex(replace(known, mu=settings.schedule.mu))
     first = convex.schedule()(0)
-    return Standing(
+    return Applicability(
         theorem=convex.label, L=L, eta=eta, largest_eta=first, c_d=c_d, largest_c_d=convex.largest_c(max(eta, first))
     )
 

@@ -82,7 +82,7 @@ class Measures:
 
 def measure(problem: Regression | ModuleProblem, tell: Tell = lambda _count, _note: None) -> Measures:
     """Measure a problem; `tell` is called with how many of `pieces` more are done, and what is under way."""
-    return of_regression(problem) if isinstance(problem, Regression) else of_network(problem, tell)
+    return measure_regression(problem) if isinstance(problem, Regression) else measure_module(problem, tell)
 
 
 def pieces(problem: Regression | ModuleProblem) -> int:
@@ -93,7 +93,7 @@ def pieces(problem: Regression | ModuleProblem) -> int:
 # -- regressions -----------------------------------------------------------------------------------------------
 
 
-def of_regression(problem: Regression) -> Measures:
+def measure_regression(problem: Regression) -> Measures:
     """Measure a regression, whose theta^0 is 0.
 
     A sample's gradient is x r', with r = softmax - e_y, or for two classes -1 < r < 0 on y x. So ||r||^2 is at most 2
@@ -154,7 +154,7 @@ def _mean_square(problem: Regression, m: int, x: Vector) -> float:
 # -- networks --------------------------------------------------------------------------------------------------
 
 
-def of_network(problem: ModuleProblem, tell: Tell) -> Measures:
+def measure_module(problem: ModuleProblem, tell: Tell) -> Measures:
     """Estimate a network's numbers at theta^0, from fixed samples and the run's first minibatches."""
     theta = problem.start()
     everywhere = _evenly(problem.order, SAMPLES)
