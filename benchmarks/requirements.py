@@ -21,7 +21,7 @@ from lasg.core.rules import RULES
 from lasg.core.training import Hosted
 from lasg.core.workers import Workers
 from lasg.problems.regression import Regression
-from lasg.runs import factories as build
+from lasg.runs import factories
 from lasg.runs.tasks import task
 from lasg.transports.local import Simulation
 
@@ -60,7 +60,7 @@ def lone_worker(simulation: Simulation) -> Workers:
 def row(name: str, rounds: int, where: str, data_dir: Path | None) -> list[str]:
     """Run one algorithm, with worker 0 also alone beside it, and return a row of the table."""
     spec = task(where).spec(name)
-    simulation = build.simulation(spec, build.problem(spec, data_dir))
+    simulation = factories.simulation(spec, factories.problem(spec, data_dir))
     alone, p = lone_worker(simulation), simulation.theta.shape[-1]
     received = Contributions(spec.workers, simulation.theta)
     for _ in range(rounds):
@@ -92,7 +92,7 @@ def main() -> None:
     for name in NAMES.values():
         print("| " + " | ".join(row(name, given.rounds, given.task, given.data_dir)) + " |", flush=True)
 
-    problem = build.problem(task(given.task).spec("sgd"), given.data_dir)
+    problem = factories.problem(task(given.task).spec("sgd"), given.data_dir)
     if isinstance(problem, Regression):
         began = time.perf_counter()
         found = problem.smoothness_from_below

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from lasg.data.partition import homogeneous
 from lasg.problems.regression import Regression
-from lasg.runs import factories as build
+from lasg.runs import factories
 from lasg.runs.tasks import task
 from lasg.transports.local import Simulation
 
@@ -90,11 +90,11 @@ def per_task(data_dir: Path | None, rounds: int, repetitions: int) -> None:
     print("| --- | --- | --- | ---: | ---: | ---: |")
     for name, setting in itertools.product(TASKS, ("homogeneous", "heterogeneous")):
         specs = {a: task(name).spec(a, setting=setting) for a in GRADIENTS}
-        problem = build.problem(specs["sgd"], data_dir)
+        problem = factories.problem(specs["sgd"], data_dir)
         assert isinstance(problem, Regression)
         functions: dict[str, Callable[[], Any]] = {}
         for algorithm, gradients in GRADIENTS.items():
-            functions[algorithm] = build.simulation(specs[algorithm], problem).step
+            functions[algorithm] = factories.simulation(specs[algorithm], problem).step
             functions[f"floor of {algorithm}"] = floor(problem, gradients)
         found = in_turns(functions, rounds, repetitions)
         for algorithm in GRADIENTS:
@@ -124,7 +124,7 @@ def growth(rounds: int) -> None:
 
 
 def _simulation(problem: Regression, algorithm: str, values: dict[str, Any]) -> Simulation:
-    return build.simulation(task("ijcnn1-lr").spec(algorithm, **values), problem)
+    return factories.simulation(task("ijcnn1-lr").spec(algorithm, **values), problem)
 
 
 def peak_memory() -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lasg.analysis import formatting as words
+from lasg.analysis import formatting
 from lasg.analysis.compare import Spread, row_at, spent_at, summarise, why_no_savings
 from lasg.analysis.tune import parse_grid, points, rank
 from lasg.core.ledger import COUNTS
@@ -178,12 +178,12 @@ def test_a_summary_as_json_has_every_count_and_its_spread(tmp_path: Path) -> Non
     ],
 )
 def test_counts_are_written_in_four_digits(value: float, text: str) -> None:
-    assert words.short(value) == text
+    assert formatting.short(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (1.0, "1.0x"), (4.26, "4.3x"), (41.4, "41x"), (9.96, "10x")])
 def test_savings_are_written_in_two_digits(value: float | None, text: str) -> None:
-    assert words.factor(value) == text
+    assert formatting.factor(value) == text
 
 
 # -- tune ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from lasg.runs import factories as build
-from lasg.runs import runner
+from lasg.runs import factories, runner
 from lasg.runs import spec as specs
 
 
@@ -23,7 +22,7 @@ def main() -> None:
     told = {}
     for path in sorted(folder.glob("*.toml")):
         spec = specs.read(path)
-        build.simulation(spec, build.problem(spec))
+        factories.simulation(spec, factories.problem(spec))
         told[path.stem] = torment(spec, folder / path.stem, rng, kills)
     print(json.dumps(told))
 

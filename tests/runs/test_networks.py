@@ -15,8 +15,7 @@ from lasg.errors import Faulty, LasgError
 from lasg.problems.models import CNN, ResNet18, model, read_weights
 from lasg.problems.module import ModuleProblem
 from lasg.problems.regression import Regression
-from lasg.runs import factories as build
-from lasg.runs import pretrained, runner, store
+from lasg.runs import factories, pretrained, runner, store
 from lasg.runs.spec import Spec
 from lasg.runs.tasks import task
 from tests.runs.samples import Stopped, stop_after
@@ -63,7 +62,7 @@ def test_the_stored_model_is_the_trained_one_by_name(tmp_path: Path) -> None:
     found = runner.run(spec, tmp_path)
     net = model("mlp", (1, 8, 8), 10, 0)
     net.load_state_dict(load_file(found.folder / store.MODEL))
-    data = build.dataset(spec.data, None)
+    data = factories.dataset(spec.data, None)
     with torch.no_grad():
         output = net(torch.from_numpy(np.array(data.test_features)))
     right = (output.argmax(1).numpy() == data.test_labels).mean()
@@ -244,7 +243,7 @@ class Poisoned(ModuleProblem):
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> type[Poisoned]:
-    build._problem.cache_clear()
+    factories._problem.cache_clear()
     monkeypatch.setattr("lasg.problems.module.ModuleProblem", Poisoned)
     monkeypatch.setattr(Poisoned, "until", 10**9)
     return Poisoned
@@ -256,7 +255,7 @@ def test_broken_gradients_are_silence_and_are_reported_with_worker_and_round(
     monkeypatch.setattr(poisoned, "until", 9)
     reported: list[tuple[int, int]] = []
     found = runner.run(small("sgd"), tmp_path, report=lambda status: reported.extend(status.broken))
-    build._problem.cache_clear()
+    factories._problem.cache_clear()
     assert found.status == "done"
     assert reported == found.trace["broken"].tolist() == [(k, 2) for k in range(5, 9)] or reported == [
         tuple(row) for row in found.trace["broken"].tolist()
@@ -278,7 +277,7 @@ def test_a_run_stops_with_an_error_and_a_checkpoint_and_can_be_resumed(
         runner.resume(tmp_path / "run")
     monkeypatch.setattr(poisoned, "until", 0)
     mended = runner.resume(tmp_path / "run")
-    build._problem.cache_clear()
+    factories._problem.cache_clear()
     assert mended.status == "done"
     assert mended.trace["broken"].tolist() == [[k, 2] for k in range(5, 13)]
     assert mended.uploads[13, 2], "whoever was silent beyond D, or never, is heard again"
@@ -303,7 +302,7 @@ def test_the_papers_cnn_trains_on_the_real_digits(tmp_path: Path, real_data: Pat
     """The same code as the tables', for a few rounds."""
     found = runner.run(task("mnist-nn").spec("lasg-wk2", iterations=20, evaluate=20), tmp_path, data_dir=real_data)
     assert found.trace["loss"][-1] < found.trace["loss"][0]
-    problem = build.problem(found.spec, real_data)
+    problem = factories.problem(found.spec, real_data)
     assert isinstance(problem, ModuleProblem)
     assert problem.p == 431_080
     assert problem.batch.tolist() == [4, 6, 8, 10, 12, 12, 14, 16, 18, 20]
@@ -325,5 +324,5 @@ def test_resnet18_fine_tunes_on_the_real_images(tmp_path: Path, real_data: Path)
 
 def test_images_need_a_network(real_data: Path) -> None:
     with pytest.raises(LasgError, match="holds images as bytes, for networks"):
-        build.problem(task("digits").spec("sgd", data="tiny-imagenet-10b"), real_data)
-    assert isinstance(build.problem(task("digits").spec("sgd")), Regression)
+        factories.problem(task("digits").spec("sgd", data="tiny-imagenet-10b"), real_data)
+    assert isinstance(factories.problem(task("digits").spec("sgd")), Regression)

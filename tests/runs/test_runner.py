@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lasg.errors import LasgError
-from lasg.runs import factories as build
-from lasg.runs import pool, runner, store
+from lasg.runs import factories, pool, runner, store
 from lasg.runs.files import lock
 from lasg.runs.runner import Job, obtain, run
 from lasg.runs.spec import BUDGETS, Spec
@@ -189,7 +188,7 @@ def test_fresh_runs_again_with_the_same_numbers(tmp_path: Path) -> None:
 
 def test_a_diverged_run_is_not_run_again(tmp_path: Path) -> None:
     spec = small("sgd")
-    run = store.begin(tmp_path / spec.label, spec, build.dataset(spec.data, None).sha256)
+    run = store.begin(tmp_path / spec.label, spec, factories.dataset(spec.data, None).sha256)
     store.write_meta(tmp_path / spec.label, {**run, "status": "diverged", "message": "m"})
     assert obtain(spec, tmp_path).status == "diverged"
 
@@ -201,8 +200,8 @@ def test_a_stored_run_on_other_data_is_run_again(tmp_path: Path) -> None:
     losses = []
     for text in ("\n".join(lines), "\n".join(reversed(lines[:40]))):
         file.write_text(text + "\n")
-        build.dataset.cache_clear()
-        build._problem.cache_clear()
+        factories.dataset.cache_clear()
+        factories._problem.cache_clear()
         spec = task(f"libsvm:{file}").spec("sgd", workers=2, batch=0.5, iterations=20)
         losses.append(obtain(spec, tmp_path / "runs").trace["loss"][-1])
     assert losses[0] != losses[1]
@@ -253,7 +252,7 @@ def test_options_that_torch_refuses_late_are_refused_before_anything_is_written(
 def interrupt(spec: Spec, folder: Path, rounds: int) -> None:
     """Leave a run as a kill after `rounds` rounds would: running, with a checkpoint."""
     job = Job.of(spec, None)
-    store.begin(folder, spec, build.dataset(spec.data, None).sha256)
+    store.begin(folder, spec, factories.dataset(spec.data, None).sha256)
     job.evaluate()
     for _ in range(rounds):
         job.trace.closed(job.simulation.step())
@@ -274,7 +273,7 @@ def test_a_run_under_way_is_continued_where_it_stopped(tmp_path: Path, monkeypat
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
     spec = small("lasg-wk2")
-    store.begin(tmp_path / "run", spec, build.dataset(spec.data, None).sha256)
+    store.begin(tmp_path / "run", spec, factories.dataset(spec.data, None).sha256)
     assert same_bytes(runner.resume(tmp_path / "run").trace, run(spec, tmp_path / "whole").trace)
 
 

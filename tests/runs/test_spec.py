@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
-from lasg.runs import factories as build
+from lasg.runs import factories
 from lasg.runs import spec as specs
 from lasg.runs.spec import Spec, from_dict, from_toml, parse_value, with_budget
 from lasg.runs.tasks import task
@@ -110,7 +110,7 @@ def one_line(error: pytest.ExceptionInfo[LasgError]) -> str:
 def prepare(values: dict[str, Any]) -> None:
     """Do with a spec's values all that happens before the first byte of a run is written."""
     spec = from_dict(values)
-    build.simulation(spec, build.problem(spec))
+    factories.simulation(spec, factories.problem(spec))
 
 
 @given(all_specs())

@@ -15,7 +15,7 @@ from lasg.cli.show import new_table, out, print_json, titled
 from lasg.core.algorithms import algorithm as named
 from lasg.core.codecs import QSGD
 from lasg.errors import LasgError
-from lasg.runs import factories as build
+from lasg.runs import factories
 from lasg.runs.files import check_writable, write_atomically
 from lasg.runs.runner import deterministic_threads
 from lasg.runs.spec import Spec
@@ -69,7 +69,7 @@ def advise(
     check_writable(out_file)
     fetch([spec], data_dir)
     with deterministic_threads(spec):
-        problem = build.problem(spec, data_dir)
+        problem = factories.problem(spec, data_dir)
         with counting(pieces(problem), "measuring") as tell:
             found = measure(problem, tell)
     columns = advice.advise(found, theory_note.settings_of(spec), _run(spec))

@@ -42,8 +42,8 @@ def fetch(
     data_dir: options.DataDir = None,
 ) -> None:
     """Download what a data set lacks, verify and prepare it."""
-    with fetching() as told:
-        paths = manage.fetch(name, force=force, data_dir=data_dir, progress=told)
+    with fetching() as progress:
+        paths = manage.fetch(name, force=force, data_dir=data_dir, progress=progress)
     out.print(f"{name} is ready" + (": " + ", ".join(map(str, paths)) if paths else "."), soft_wrap=True)
 
 

@@ -12,8 +12,7 @@ from lasg.cli.options import RUNS
 from lasg.cli.running import execute
 from lasg.cli.show import err, out, print_json
 from lasg.errors import LasgError
-from lasg.report import paper_figures as known
-from lasg.report import plots
+from lasg.report import paper_figures, plots
 
 
 def figure(
@@ -50,10 +49,10 @@ def figure(
         got = wrong[0] if wrong else "none"
         raise LasgError(f"--formats takes {', '.join(plots.FORMATS)}, separated by commas, got {got}")
     plots.check(Path(f"figure.{kinds[0]}"))
-    choice = known.Choice(
+    choice = paper_figures.Choice(
         seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
     )
-    wanted = known.figures(name, choice)
+    wanted = paper_figures.figures(name, choice)
     done = execute(
         [spec for one in wanted for spec in one.specs],
         out_dir,

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from lasg.analysis.formatting import about, duration, short
 from lasg.cli.show import err
-from lasg.data.cache import Progress as Told
+from lasg.data import cache
 from lasg.runs.status import Report, Status
 
 LOG_SECONDS = 5.0
@@ -215,7 +215,7 @@ def counting(total: int, what: str) -> Iterator[Callable[[int, str], None]]:
 
 
 @contextmanager
-def fetching() -> Iterator[Told]:
+def fetching() -> Iterator[cache.Progress]:
     """Show each thing that is downloaded or prepared; give the function to tell it to."""
     if not _draws():
         log = Log()
@@ -233,9 +233,9 @@ def fetching() -> Iterator[Told]:
     with Progress(*columns, console=err, transient=True) as bars:
         tasks = {}
 
-        def told(what: str, done: int, total: int | None) -> None:
+        def update(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)
 
-        yield told
+        yield update

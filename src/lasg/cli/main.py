@@ -11,8 +11,7 @@ import typer
 
 import lasg
 from lasg.analysis.link_time import EVERY
-from lasg.cli import advise, data, figure, flower, lists, paper, report, theory
-from lasg.cli import training as experiments
+from lasg.cli import advise, data, figure, flower, lists, paper, report, theory, training
 from lasg.cli.show import err
 from lasg.errors import LasgError, RemoteFailure, Stopped
 
@@ -28,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-experiments.register(app)
+training.register(app)
 app.command()(paper.paper)
 app.command()(figure.figure)
 app.command()(report.report)

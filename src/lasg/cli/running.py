@@ -74,13 +74,13 @@ def resumable(how_to_go_on: Callable[[], str]) -> Iterator[None]:
 def fetch(listed: Sequence[Spec], data_dir: Path | None) -> None:
     """Fetch and prepare data and weights; say what of a user's own data looks as if it were not meant."""
     lines = []
-    with live.fetching() as told:
+    with live.fetching() as progress:
         for name, reading in dict.fromkeys((spec.data, spec.reading) for spec in listed):
             if not is_embedded(name):
-                loaded = load(name, data_dir=data_dir, progress=told, reading=reading)
+                loaded = load(name, data_dir=data_dir, progress=progress, reading=reading)
                 lines += suspicions(loaded, reading)
         for name in sorted({spec.weights for spec in listed if spec.weights is not None}):
-            weights.obtain(name, data_dir, progress=told)
+            weights.obtain(name, data_dir, progress=progress)
     for line in lines:
         err.print(f"lasg: note: {line}", soft_wrap=True)
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.analysis import compare as comparing
-from lasg.analysis import formatting as words
 from lasg.analysis import link_time, verdict
-from lasg.analysis import tune as tuning
+from lasg.analysis.compare import Summary, shared_target, summarise
+from lasg.analysis.formatting import plus_minus, seeds_of, short
 from lasg.analysis.link_model import LinkModel
+from lasg.analysis.tune import parse_grid, points, rank
 from lasg.cli import live, options, show, theory_note
 from lasg.cli.options import RUNS
 from lasg.cli.running import both, execute, resumable, writing
@@ -55,9 +55,9 @@ def demo(
     ]
     plots.check(out_dir / "demo.png")
     runs = execute(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
-    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({words.seeds_of(seeds)})"
+    title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({seeds_of(seeds)})"
     summaries = _print_comparison(runs, DEMO_TARGET, title, json, None)
-    named = f"digits, 10 workers with uneven shards, {words.seeds_of(seeds)}"
+    named = f"digits, 10 workers with uneven shards, {seeds_of(seeds)}"
     plots.comparison(runs, out_dir / "demo.png", named)
     page.write(out_dir / "report.html", runs, title=named)
     if not json:
@@ -217,7 +217,7 @@ def compare(
         f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
     )
     link = links[0] if len(links) == 1 else None
-    titled = f"{_name(task, setting, values)}, {goal} ({words.seeds_of(seeds)})"
+    titled = f"{_name(task, setting, values)}, {goal} ({seeds_of(seeds)})"
     lost = all(run.status == "diverged" for run in runs)
     if len(links) > 1 and not lost:
         _print_links(runs, target, titled, json, links)
@@ -294,13 +294,13 @@ def tune(
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
     values = options.read_changes(changes, scale=scale)
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
-    tried = tuning.points(base, tuning.parse_grid(grid), range(first_seed, first_seed + seeds))
+    tried = points(base, parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
     done = execute(
         flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, csv=csv, tensorboard=tensorboard
     )
     groups = [(values, done[i * seeds : (i + 1) * seeds]) for i, (values, _) in enumerate(tried)]
-    ranked = tuning.rank(groups, base.until.get("loss"))
+    ranked = rank(groups, base.until.get("loss"))
     if json:
         print_json([{"settings": dict(point.values), **point.summary.to_dict()} for point in ranked])
         return
@@ -309,8 +309,8 @@ def tune(
         table.add_column(column, justify="right")
     for point in ranked:
         counts, row = point.summary.counts, point.summary
-        spent = [words.short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
-        loss = "diverged" if row.diverged else words.plus_minus(row.loss)
+        spent = [short(counts[name].mean) if counts else "-" for name in ("uploads", "bits_up")]
+        loss = "diverged" if row.diverged else plus_minus(row.loss)
         table.add_row(*(str(value) for value in point.values.values()), loss, *spent)
     out.print(show.titled(f"{algorithm} on {_name(task, setting, values)}, best first", table))
     if all(point.summary.diverged for point in ranked):
@@ -322,9 +322,9 @@ def tune(
 
 def _print_comparison(
     runs: list[Run], target: float | None, title: str, json: bool, network: LinkModel | None
-) -> list[comparing.Summary]:
+) -> list[Summary]:
     """Print what each algorithm spent, and return it."""
-    summaries = comparing.summarise(runs, target, network)
+    summaries = summarise(runs, target, network)
     if json:
         print_json([summary.to_dict() for summary in summaries])
     else:
@@ -334,8 +334,8 @@ def _print_comparison(
 
 def _print_links(runs: list[Run], target: float | None, title: str, json: bool, links: list[LinkModel]) -> None:
     """Print the simulated times on every network, and for which of them laziness pays."""
-    goal = comparing.shared_target(runs) if target is None else target
-    timed = {link.name: comparing.summarise(runs, goal, link) for link in links}
+    goal = shared_target(runs) if target is None else target
+    timed = {link.name: summarise(runs, goal, link) for link in links}
     if json:
         print_json({name: [summary.to_dict() for summary in rows] for name, rows in timed.items()})
         return

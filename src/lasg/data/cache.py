@@ -181,7 +181,7 @@ def _write_arrays(folder: Path, parts: Parts, title: str, progress: Progress | N
     for prefix, table in tables:
         shape = (len(table.labels), table.columns)
         row = shape[1] * np.dtype(table.stored).itemsize
-        blocks = _told(table.blocks(), f"preparing {title}", len(table.labels), row, progress)
+        blocks = _report_blocks(table.blocks(), f"preparing {title}", len(table.labels), row, progress)
         arrays[prefix + "features"] = _write_npy(folder / f"{prefix}features.npy", shape, table.stored, blocks)
         labels = table.labels.astype("<i8")
         arrays[prefix + "labels"] = _write_npy(folder / f"{prefix}labels.npy", labels.shape, "<i8", [labels])
@@ -203,7 +203,7 @@ def _write_npy(path: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[
     return {"shape": list(shape), "dtype": dtype, "sha256": digest.hexdigest()}
 
 
-def _told(
+def _report_blocks(
     blocks: Iterable[NDArray[Any]], what: str, rows: int, row: int, progress: Progress | None
 ) -> Iterator[NDArray[Any]]:
     """Pass blocks on, and tell how many of the bytes that are written from them are done."""

@@ -18,8 +18,7 @@ import numpy as np
 
 from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
-from lasg.runs import factories as build
-from lasg.runs import runner, store
+from lasg.runs import factories, runner, store
 from lasg.runs.files import lock, sweep, write_atomically
 from lasg.runs.runner import STOP, Job
 from lasg.runs.spec import Spec
@@ -166,8 +165,8 @@ def obtain(
     if found == b"none" and not fresh:
         _check_no_parts(parts)
     with runner.deterministic_threads(spec), ExitStack() as held:
-        engine = build.distributed(spec, build.problem(spec, data_dir), links, exchange, relay)
-        identity = build.identity(spec, data_dir)
+        engine = factories.distributed(spec, factories.problem(spec, data_dir), links, exchange, relay)
+        identity = factories.identity(spec, data_dir)
         links.agree({"version of lasg": code(), "spec": spec.digest, "data": identity, "exchange": [exchange, relay]})
         job = Job(spec, engine, Trace(spec.workers, spec.watched), leads=links.rank == 0)
 

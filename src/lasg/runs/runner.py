@@ -19,8 +19,7 @@ from lasg.core.rules import Rule
 from lasg.core.training import Rounds
 from lasg.data.raw_files import path_or_none
 from lasg.errors import Diverged, Faulty, LasgError
-from lasg.runs import factories as build
-from lasg.runs import store
+from lasg.runs import factories, store
 from lasg.runs.files import lock, sweep
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
@@ -63,13 +62,13 @@ class Job:
         cls,
         spec: Spec,
         data_dir: Path | None,
-        problem: build.Problem | None = None,
+        problem: factories.Problem | None = None,
         rule: Rule | None = None,
         codec: Codec | None = None,
     ) -> Job:
         """Prepare the run of a spec; what is the caller's own replaces what it describes."""
-        problem = build.problem(spec, data_dir) if problem is None else problem
-        simulation = build.simulation(spec, problem, rule=rule, codec=codec)
+        problem = factories.problem(spec, data_dir) if problem is None else problem
+        simulation = factories.simulation(spec, problem, rule=rule, codec=codec)
         return cls(spec, simulation, Trace(spec.workers, spec.watched))
 
     @property
@@ -238,7 +237,7 @@ def run(
     *,
     data_dir: Path | str | None = None,
     report: Report | None = None,
-    problem: build.Problem | None = None,
+    problem: factories.Problem | None = None,
     rule: Rule | None = None,
     codec: Codec | None = None,
 ) -> Run:
@@ -247,7 +246,7 @@ def run(
     with deterministic_threads(spec):
         job = Job.of(spec, data_dir, problem, rule, codec)
         with lock(folder):
-            meta = store.begin(folder, spec, build.identity(spec, data_dir, problem))
+            meta = store.begin(folder, spec, factories.identity(spec, data_dir, problem))
             try:
                 return _finish(job, folder, meta, report)
             except LasgError:
@@ -262,7 +261,7 @@ def resume(
     *,
     data_dir: Path | str | None = None,
     report: Report | None = None,
-    problem: build.Problem | None = None,
+    problem: factories.Problem | None = None,
     rule: Rule | None = None,
     codec: Codec | None = None,
 ) -> Run:
@@ -278,7 +277,7 @@ def resume(
         return mended
     with deterministic_threads(stored.spec):
         job = Job.of(stored.spec, data_dir, problem, rule, codec)
-        found = build.identity(stored.spec, data_dir, problem)
+        found = factories.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with lock(folder):
@@ -379,5 +378,5 @@ def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
         return None
     stored = store.read(folder)
     same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
-    same_data = stored.meta["data_sha256"] == build.identity(spec, data_dir)
+    same_data = stored.meta["data_sha256"] == factories.identity(spec, data_dir)
     return stored if stored.spec == spec and same_code and same_data else None

@@ -12,15 +12,14 @@ from lasg.core.codecs import Codec
 from lasg.core.rules import Rule
 from lasg.data.raw_files import path_or_none
 from lasg.errors import LasgError
-from lasg.runs import composition, runner, store
-from lasg.runs import factories as build
+from lasg.runs import composition, factories, runner, store
 from lasg.runs.spec import OWN, Spec, from_dict
 from lasg.runs.status import Report
 from lasg.runs.store import Run
 
 
 def train(
-    problem: build.Problem | Spec,
+    problem: factories.Problem | Spec,
     algorithm: str | None = None,
     *,
     folder: Path | str,
@@ -54,20 +53,20 @@ def train(
     parts |= {"codec": None if codec is None else composition.find_codec(codec)}
     if fresh or not (folder / store.META).is_file():
         return runner.run(values, folder, **parts)
-    _check_same(store.read(folder), values, build.identity(values, data_dir, own))
+    _check_same(store.read(folder), values, factories.identity(values, data_dir, own))
     return runner.resume(folder, **parts)
 
 
 def _values(
-    problem: build.Problem | Spec, algorithm: str | None, name: str | None, settings: dict[str, Any]
-) -> tuple[Spec, build.Problem | None]:
+    problem: factories.Problem | Spec, algorithm: str | None, name: str | None, settings: dict[str, Any]
+) -> tuple[Spec, factories.Problem | None]:
     """Return the spec of a run, and the problem where it is the caller's own."""
     if isinstance(problem, Spec):
         given = {"algorithm": algorithm, "task": name}
         return problem.but(**{key: value for key, value in given.items() if value is not None}, **settings), None
     if isinstance(problem, str):
         raise LasgError(f"train takes a problem or a spec: of a task, lasg.task({problem!r}).spec('lasg-wk2')")
-    wrong = [key for key in settings if key in build.PROBLEM]
+    wrong = [key for key in settings if key in factories.PROBLEM]
     if wrong:
         raise LasgError(f"{wrong[0]} is the problem's own business: set it there, not here")
     fixed = {"data": OWN, "partition": OWN, "workers": problem.workers, "lam": problem.lam, "dtype": str(problem.dtype)}
