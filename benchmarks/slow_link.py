@@ -410,7 +410,7 @@ def main() -> None:
             row["faster_than_ddp"] = round(first["seconds"] / row["seconds"], 2) if compares else None
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     if options.csv and rows:
-        from lasg.analysis.paper import to_csv
+        from lasg.report.paper_tables import to_csv
 
         options.csv.write_text(to_csv(rows))
 

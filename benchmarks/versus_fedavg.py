@@ -36,11 +36,11 @@ import numpy as np
 import warm
 from slow_link import ip
 
-from lasg.analysis.paper import to_csv
 from lasg.data.loaders import load
 from lasg.errors import LasgError
 from lasg.flower.storage import Trace
 from lasg.flower.trial import Deployment, Host
+from lasg.report.paper_tables import to_csv
 
 NODES, BATCH, D = 4, 32, 50
 STEPS = (1, 5, 20, 80)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from lasg.analysis import formatting
-from lasg.analysis.compare import Spread, row_at, spent_at, summarise, why_no_savings
+from lasg.analysis.compare import Spread, row_at, spent_at, summarise
 from lasg.analysis.tune import parse_grid, points, rank
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
+from lasg.report import formatting
+from lasg.report.verdict import why_no_savings
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small
 

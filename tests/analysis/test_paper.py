@@ -11,6 +11,7 @@ from lasg.analysis.compare import Spread
 from lasg.analysis.paper import COLUMNS, Cell, Result, judge
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
+from lasg.report import figure_data, paper_tables
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small
 
@@ -120,7 +121,7 @@ def test_cells_are_counted_within_5_10_and_15_per_cent() -> None:
     verdict = judge(found)
     assert (verdict.cells, dict(verdict.within)) == (4, {5: 1, 10: 2, 15: 3})
     assert [r.cell.algorithm for r in verdict.beyond] == ["lasg-ps"]
-    assert verdict.sentences()[0] == "4 cells: 1 within 5 %, 2 within 10 %, 3 within 15 %; 1 beyond 15 %."
+    assert paper_tables.sentences(verdict)[0] == "4 cells: 1 within 5 %, 2 within 10 %, 3 within 15 %; 1 beyond 15 %."
 
 
 @pytest.mark.parametrize(
@@ -144,24 +145,24 @@ def test_the_best_of_a_row_must_be_one_of_the_papers_three_smallest() -> None:
     assert judge(right).best == [("mnist-lr", "lasg-wk2", True)]
     wrong = [result(loss, 0.01 if name == "sgd" else loss, algorithm=name) for name, loss in losses.items()]
     assert judge(wrong).best == [("mnist-lr", "sgd", False)]
-    assert "NOT bold" in judge(wrong).sentences()[1]
+    assert "NOT bold" in paper_tables.sentences(judge(wrong))[1]
 
 
 def test_a_cell_the_paper_left_empty_is_neither_right_nor_wrong() -> None:
     verdict = judge([result(None, 0.3), result(1.0, 1.0, algorithm="qsgd")])
     assert verdict.within[5] == 1, "an empty cell was counted as reproduced"
     assert not verdict.beyond
-    assert "sgd" in paper.to_markdown([result(None, 0.3)])
+    assert "sgd" in paper_tables.to_markdown([result(None, 0.3)])
 
 
 def test_a_table_as_csv_has_its_numbers_with_six_digits() -> None:
-    text = paper.to_csv([result(0.4, 1 / 3, 0.01).to_dict()])
+    text = paper_tables.to_csv([result(0.4, 1 / 3, 0.01).to_dict()])
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["ours"], row["loss"], row["budget"]) == ("0.333333", "0.4", "1000")
 
 
 def test_a_table_as_markdown_has_one_part_a_task_and_our_best_in_bold() -> None:
-    text = paper.to_markdown(
+    text = paper_tables.to_markdown(
         [result(0.4, 0.41), result(0.3, 0.29, algorithm="qsgd"), result(0.5, 0.6, task="covtype-lr")]
     )
     assert text.count("### ") == 2
@@ -180,21 +181,21 @@ def test_the_toy_figure_counts_uploads_of_ten_iterations(tmp_path: Path) -> None
 
     always, never = run("a", [6] * 25), run("bb", [0] * 25)
     mixed = run("ccc", [6, *[0] * 9, *[1] * 10, *[0] * 5])
-    rows = paper.toy_rows({"x": [always, never], "y": [mixed]})
+    rows = figure_data.toy_rows({"x": [always, never], "y": [mixed]})
     assert rows == [{"iteration": 0, "x": 30.0, "y": 6.0}, {"iteration": 10, "x": 30.0, "y": 10.0}]
 
 
 def test_the_toy_figure_has_the_papers_three_series() -> None:
-    specs = paper.toy_specs("mnist-lr", range(2), 1000, "heterogeneous")
+    specs = figure_data.toy_specs("mnist-lr", range(2), 1000, "heterogeneous")
     found = {(group[0].algorithm, group[0].c) for group in specs.values()}
     assert {("lag-wk", 0.4), ("lag-wk", 4.0), ("lasg-wk2", 0.1)} <= found
     assert all([spec.seed for spec in group] == [0, 1] for group in specs.values())
 
 
 def test_the_gradients_figure_has_every_algorithm_on_covtype_and_a_row_an_evaluation(tmp_path: Path) -> None:
-    assert len(paper.gradient_specs(range(2), 100, "heterogeneous")) == 24
+    assert len(figure_data.gradient_specs(range(2), 100, "heterogeneous")) == 24
     run = made_up(tmp_path, small("qsgd", seed=5), [(0, 0, 1.0), (1, 2, 0.5)])
-    rows = paper.gradient_rows([run])
+    rows = figure_data.gradient_rows([run])
     assert [row["loss"] for row in rows] == [1.0, 0.5]
     assert rows[1] == {"algorithm": "qsgd", "seed": 5, "iteration": 1, "gradients": 1, "loss": 0.5}
 

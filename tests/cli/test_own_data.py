@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lasg.report.commands import command
 from lasg.runs import store
-from lasg.runs.commands import command
 from lasg.runs.spec import read
 
 from .conftest import Lasg, complaints, said

@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lasg.analysis.paper import to_csv
 from lasg.core import codecs
 from lasg.core.ledger import COUNTS
 from lasg.flower import new, storage
 from lasg.flower.trial import Deployment
 from lasg.packing import unpack
+from lasg.report.paper_tables import to_csv
 
 NODES, D, ETA, CODEC, SPOILED = 4, 10, 0.1, "qsgd8:512", 0
 SERVER = '''"""The server of the churn run: it keeps what it gets."""

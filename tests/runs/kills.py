@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lasg.analysis.paper import to_csv
+from lasg.report.paper_tables import to_csv
 from lasg.runs import store
 from tests.runs.torchrun import ended, launched, model, only_run, spec_file
 

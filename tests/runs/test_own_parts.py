@@ -13,12 +13,12 @@ import pytest
 
 import lasg
 from lasg.analysis.compare import summarise
-from lasg.analysis.verdict import links
 from lasg.cli.main import main
 from lasg.core.codecs import parse
 from lasg.core.rules import RULES, WK2, wk2
 from lasg.errors import LasgError
 from lasg.report import plots
+from lasg.report.verdict import links
 from lasg.runs import spec as specs
 from lasg.runs import store
 from lasg.runs.fingerprints import fingerprint
@@ -277,7 +277,7 @@ def test_own_rules_and_codecs_are_series_of_their_own_with_savings(runs: Path) -
 
 def test_a_lazy_own_rule_is_timed_against_its_twin_in_the_same_codec(runs: Path) -> None:
     from lasg.analysis.link_model import PRESETS
-    from lasg.analysis.verdict import _twins
+    from lasg.report.verdict import _twins
 
     found = summarise(store.runs(runs), None, PRESETS["mobile"])
     twins = {row.label: twin.label for row, twin in _twins(found)}

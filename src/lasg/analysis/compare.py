@@ -148,20 +148,6 @@ def summarise(runs: Iterable[Run], target: float | None = None, network: LinkMod
     ]
 
 
-def why_no_savings(rows: Sequence[Summary]) -> str:
-    """Say why nobody has a saving; nothing where somebody has one."""
-    if any(row.fewer_uploads is not None or row.fewer_bits is not None for row in rows):
-        return ""
-    of_sgd = [row for row in rows if row.algorithm == BASELINE]
-    if not of_sgd:
-        return "they are against sgd, which is not among the algorithms"
-    if all(row.diverged for row in of_sgd):
-        return "they are against sgd, which diverged"
-    if not any(row.to_savings_loss for row in of_sgd):
-        return f"they are against sgd, which did not reach loss {of_sgd[0].savings_loss:g}"
-    return f"loss {of_sgd[0].savings_loss:g}, the lowest that all reached, was there before the first upload"
-
-
 def _ratio(key: str, reached: Mapping[str, Spread], baseline: Mapping[str, Spread]) -> float | None:
     """Return how many times less was spent than by sgd to the same loss."""
     known = key in reached and key in baseline and reached[key].mean and baseline[key].mean

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lasg.analysis.compare import Spread
-from lasg.analysis.formatting import seeds_of
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.runs.spec import Spec, with_budget
@@ -149,15 +147,6 @@ class Verdict:
     best: Sequence[tuple[str, str, bool]]
     """(task, our best algorithm, whether the paper prints it bold: among the row's three smallest)."""
 
-    def sentences(self) -> list[str]:
-        """Say it in words."""
-        shares = ", ".join(f"{count} within {per_cent} %" for per_cent, count in self.within.items())
-        lines = [f"{self.cells} cells: {shares}; {len(self.beyond)} beyond 15 %."]
-        lines += [
-            f"{name}: best is {best}{'' if bold else ', NOT'} bold in the paper." for name, best, bold in self.best
-        ]
-        return lines
-
 
 def judge(found: Sequence[Result], printed_cells: Sequence[Cell] = ()) -> Verdict:
     """Compare a table with the printed one, whose cells are those of what was found unless it has more."""
@@ -183,113 +172,3 @@ def _far_off(result: Result) -> bool:
         return False
     noisy = ours.std > 0.05 * ours.mean
     return not (noisy and abs(ours.mean - loss) <= 2 * ours.std)
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; floats with six digits."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-    return buffer.getvalue()
-
-
-def to_markdown(found: Sequence[Result]) -> str:
-    """Return a table a task: algorithm, ours with its spread, the paper's, the deviation."""
-    lines = []
-    for name in dict.fromkeys(result.cell.task for result in found):
-        row = [result for result in found if result.cell.task == name]
-        lines += [f"### {heading(row[0].cell, row[0].seeds)}", ""]
-        lines += ["| algorithm | ours | spread | paper | deviation |", "| --- | ---: | ---: | ---: | ---: |"]
-        best = min(result.ours.mean for result in row)
-        for result in row:
-            ours = f"{result.ours.mean:.4f}"
-            ours = f"**{ours}**" if result.ours.mean == best else ours
-            printed_, off = printed_and_off(result)
-            lines.append(f"| {result.cell.algorithm} | {ours} | {spread_of(result)} | {printed_} | {off} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def printed_and_off(result: Result) -> tuple[str, str]:
-    """Return the paper's number and our deviation as text; - where the paper left the cell empty."""
-    loss, deviation = result.cell.loss, result.deviation
-    return "-" if loss is None else f"{loss:.4f}", "-" if deviation is None else f"{100 * deviation:+.1f} %"
-
-
-def spread_of(result: Result) -> str:
-    """Return the spread over seeds as text; - of one seed."""
-    return f"{result.ours.std:.4f}" if result.seeds > 1 else "-"
-
-
-def heading(cell: Cell, seeds: int) -> str:
-    """Return what a table is about: the budget as it was read, beside that printed where they differ."""
-    budget = f"{cell.budget:,} {'uploads' if cell.budget_kind == 'uploads' else 'upload bits'}"
-    if cell.task in NEURAL_TASKS and cell.budget_kind == "bits":
-        budget = f"{NEURAL_BITS:,} upload bits (printed: {cell.budget:,})"
-    return f"{cell.task}, {cell.setting}, loss after {budget}, {seeds_of(seeds)}"
-
-
-# -- figures, as data --------------------------------------------------------------------------------------
-
-TOY: dict[str, dict[str, Any]] = {
-    "lag-wk c=0.4": {"algorithm": "lag-wk", "c": 0.4},
-    "lag-wk c=1": {"algorithm": "lag-wk", "c": 1.0},
-    "lag-wk c=4": {"algorithm": "lag-wk", "c": 4.0},
-    "lasg-wk2 c=0.1": {"algorithm": "lasg-wk2", "c": 0.1},
-}
-"""The series of the toy figure (toyexample): c in units of 1 / (eta^2 M^2); the paper has 0.4 and 4."""
-TOY_LASG = "lasg-wk2 c=0.1"
-TOY_PAIRS = {"covtype-lr": ("lag-wk c=0.4", "lag-wk c=4"), "mnist-lr": ("lag-wk c=0.4", "lag-wk c=1")}
-"""Where it is drawn: covtype shows the paper's picture with its two values of c, mnist with 0.4 and 1."""
-TOY_TASKS = tuple(TOY_PAIRS)
-
-
-def toy_specs(name: str, seeds: Sequence[int], iterations: int, setting: str) -> dict[str, list[Spec]]:
-    """Return the runs of the toy figure."""
-    return {
-        label: [task(name).spec(setting=setting, seed=seed, iterations=iterations, **values) for seed in seeds]
-        for label, values in TOY.items()
-    }
-
-
-def uploads_per(runs: Sequence[Run], epoch: int) -> npt.NDArray[np.float64]:
-    """Return the uploads in every `epoch` rounds, mean over runs."""
-    totals = [run.uploads.sum(1) for run in runs]
-    whole = min(len(total) for total in totals) // epoch * epoch
-    found: npt.NDArray[Any] = np.mean([total[:whole].reshape(-1, epoch).sum(1) for total in totals], axis=0)
-    return found
-
-
-def toy_rows(runs: Mapping[str, Sequence[Run]], epoch: int = 10) -> list[dict[str, Any]]:
-    """Return uploads per `epoch` iterations, mean over seeds, one column a series."""
-    series = {label: uploads_per(group, epoch) for label, group in runs.items()}
-    length = min(len(values) for values in series.values())
-    return [
-        {"iteration": epoch * i, **{label: float(values[i]) for label, values in series.items()}} for i in range(length)
-    ]
-
-
-def gradient_specs(seeds: Sequence[int], iterations: int, setting: str) -> list[Spec]:
-    """Return the runs of fig:covtype_grad: every algorithm on covtype, for a number of iterations."""
-    return [
-        task("covtype-lr").spec(name, setting=setting, seed=seed, iterations=iterations, **PAPER)
-        for seed in seeds
-        for name in ALGORITHMS
-    ]
-
-
-def gradient_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return loss against gradient evaluations, one row an evaluation of a run."""
-    return [
-        {
-            "algorithm": run.spec.algorithm,
-            "seed": run.spec.seed,
-            "iteration": int(run.trace["iterations"][i]),
-            "gradients": int(run.trace["gradients"][i]),
-            "loss": float(run.trace["loss"][i]),
-        }
-        for run in runs
-        for i in range(len(run.trace["loss"]))
-    ]

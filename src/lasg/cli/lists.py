@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from lasg.analysis.formatting import measure
 from lasg.analysis.link_model import NUMBERS, PRESETS
-from lasg.cli import data, options
+from lasg.cli import catalog, data, options
 from lasg.cli.show import err, new_table, out, print_json, runs_table
 from lasg.core.algorithms import ALGORITHMS
+from lasg.report.formatting import measure
 from lasg.report.paper_figures import listed as figure_names
-from lasg.runs import catalog
 from lasg.runs.tasks import TASKS
 
 app = typer.Typer(

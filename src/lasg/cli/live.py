@@ -21,9 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from lasg.analysis.formatting import about, duration, short
 from lasg.cli.show import err
 from lasg.data import cache
+from lasg.report.formatting import about, duration, short
 from lasg.runs.status import Report, Status
 
 LOG_SECONDS = 5.0

@@ -9,12 +9,13 @@ import typer
 
 from lasg.analysis import paper as papers
 from lasg.analysis import savings
-from lasg.analysis.formatting import seeds_of
 from lasg.cli import options
 from lasg.cli.options import RUNS
 from lasg.cli.running import execute
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
+from lasg.report import figure_data, paper_tables
+from lasg.report.formatting import seeds_of
 from lasg.runs.files import write_atomically
 from lasg.runs.spec import folder_name
 from lasg.runs.store import Run
@@ -71,9 +72,9 @@ def paper(
     elif what == "gradients":
         if tasks not in ([], ["covtype-lr"]):
             raise LasgError(f"gradients is about covtype-lr only, got --task {tasks[0]}")
-        listed = papers.gradient_specs(chosen, 2000, "heterogeneous")
-        rows = papers.gradient_rows(execute(listed, out_dir, what, **how))
-        _write(results / "covtype-gradients.csv", papers.to_csv(rows), rows, json)
+        listed = figure_data.gradient_specs(chosen, 2000, "heterogeneous")
+        rows = figure_data.gradient_rows(execute(listed, out_dir, what, **how))
+        _write(results / "covtype-gradients.csv", paper_tables.to_csv(rows), rows, json)
     else:
         raise LasgError(
             f"unknown part of the paper {what!r}: {', '.join([*tables, 'toy', 'gradients', *savings.VARIANTS])}"
@@ -113,7 +114,7 @@ def _savings(
         title = f"{named}: what each spends to SGD's loss after 10,000 uploads ({seeds_of(len(seeds))})"
         out.print(titled(title, table))
     name = "-".join([what, savings.TASK, chosen, *map(_in_names, changes)])
-    _write(results / f"{name}.csv", papers.to_csv(rows), rows, json)
+    _write(results / f"{name}.csv", paper_tables.to_csv(rows), rows, json)
 
 
 def _in_names(change: str) -> str:
@@ -127,14 +128,14 @@ def _factor(row: dict[str, Any], kind: str) -> str:
 
 
 def _toy(tasks: list[str], seeds: range, results: Path, out_dir: Path, json: bool, **how: Any) -> None:
-    listed = {name: papers.toy_specs(name, seeds, 2000, "homogeneous") for name in tasks or papers.TOY_TASKS}
+    listed = {name: figure_data.toy_specs(name, seeds, 2000, "homogeneous") for name in tasks or figure_data.TOY_TASKS}
     flat = [spec for groups in listed.values() for group in groups.values() for spec in group]
     done = iter(execute(flat, out_dir, "toy", **how))
     rows = []
     for name, groups in listed.items():
-        found = papers.toy_rows({label: [next(done) for _ in group] for label, group in groups.items()})
+        found = figure_data.toy_rows({label: [next(done) for _ in group] for label, group in groups.items()})
         rows += [{"task": name, **row} for row in found]
-    _write(results / "toy.csv", papers.to_csv(rows), rows, json)
+    _write(results / "toy.csv", paper_tables.to_csv(rows), rows, json)
 
 
 def _write(path: Path, text: str, rows: list[dict[str, Any]], json: bool) -> None:
@@ -167,10 +168,10 @@ def _print_table(
     evaluated = f", and {apart:.0f} s to evaluate" if apart else ""
     took = f"Its {len(once)} runs took {seconds:.0f} s of one core{evaluated}."
     head = f"# The paper's {what}, ours beside it\n\nPrinted by `{command}`. {took}\n"
-    said = "\n".join(f"- {line}" for line in verdict.sentences())
+    said = "\n".join(f"- {line}" for line in paper_tables.sentences(verdict))
     name = "-".join([what, *tasks, *map(_in_names, changes)])
-    write_atomically(results / f"{name}.csv", papers.to_csv(rows).encode())
-    write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{papers.to_markdown(found)}".encode())
+    write_atomically(results / f"{name}.csv", paper_tables.to_csv(rows).encode())
+    write_atomically(results / f"{name}.md", f"{head}\n{said}\n\n{paper_tables.to_markdown(found)}".encode())
     if json:
         print_json(rows)
         return
@@ -180,15 +181,15 @@ def _print_table(
         for column in ("algorithm", "ours", "spread", "paper", "deviation"):
             table.add_column(column, justify="left" if column == "algorithm" else "right")
         for result in group:
-            loss, off = papers.printed_and_off(result)
+            loss, off = paper_tables.printed_and_off(result)
             table.add_row(
                 result.cell.algorithm,
                 f"{result.ours.mean:.4f}",
-                papers.spread_of(result),
+                paper_tables.spread_of(result),
                 loss,
                 off,
             )
-        out.print(titled(papers.heading(group[0].cell, len(seeds)), table))
-    for line in verdict.sentences():
+        out.print(titled(paper_tables.heading(group[0].cell, len(seeds)), table))
+    for line in paper_tables.sentences(verdict):
         out.print(line)
     out.print(f"Wrote {results / name}.csv and .md", soft_wrap=True)

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from lasg.analysis import link_time
-from lasg.analysis.formatting import counted
 from lasg.cli import options
 from lasg.cli.show import out, print_json
 from lasg.errors import LasgError
 from lasg.report import page
+from lasg.report.formatting import counted
 from lasg.runs import store
 
 

@@ -12,11 +12,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from lasg.analysis.compare import Summary, why_no_savings
-from lasg.analysis.formatting import duration, factor, plus_minus, short, small
+from lasg.analysis.compare import Summary
 from lasg.analysis.link_model import LinkModel
+from lasg.cli.catalog import Entry
 from lasg.core.ledger import COUNTS
-from lasg.runs.catalog import Entry
+from lasg.report.formatting import duration, factor, plus_minus, short, small
+from lasg.report.verdict import why_no_savings
 from lasg.runs.store import Run
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.analysis.formatting import counted
-from lasg.analysis.paper import to_csv
 from lasg.cli import options
 from lasg.cli.live import counting
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.report import plots, theory_plots
+from lasg.report.formatting import counted
+from lasg.report.paper_tables import to_csv
 from lasg.runs.files import check_writable, write_atomically
 from lasg.theory import check as measured
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex

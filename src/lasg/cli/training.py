@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.analysis import link_time, verdict
+from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
-from lasg.analysis.formatting import plus_minus, seeds_of, short
 from lasg.analysis.link_model import LinkModel
 from lasg.analysis.tune import parse_grid, points, rank
-from lasg.cli import live, options, show, theory_note
+from lasg.cli import catalog, live, options, show, theory_note
 from lasg.cli.options import RUNS
 from lasg.cli.running import both, execute, resumable, writing
 from lasg.cli.running import pretrain as train_weights
@@ -20,8 +19,9 @@ from lasg.cli.show import err, new_table, out, print_json
 from lasg.core.algorithms import ALGORITHMS
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError
-from lasg.report import page, plots
-from lasg.runs import catalog, pretrained, runner
+from lasg.report import page, plots, verdict
+from lasg.report.formatting import plus_minus, seeds_of, short
+from lasg.runs import pretrained, runner
 from lasg.runs import spec as specs
 from lasg.runs.files import check_writable
 from lasg.runs.spec import Spec

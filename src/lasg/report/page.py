@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 import lasg
-from lasg.analysis import verdict
 from lasg.analysis.compare import Summary, shared_target, spent, summarise
-from lasg.analysis.formatting import duration, factor, measure, short, small
 from lasg.analysis.link_model import NUMBERS, PRESETS, LinkModel
 from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError
+from lasg.report import verdict
+from lasg.report.commands import command
 from lasg.report.curves import LABELS, mean_curve, thin
+from lasg.report.formatting import duration, factor, measure, short, small
 from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, styles
-from lasg.runs.commands import command
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run
 

@@ -10,6 +10,7 @@ from lasg.analysis.link_model import LinkModel
 from lasg.core.algorithms import ALGORITHMS
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError, did_you_mean
+from lasg.report import figure_data
 from lasg.runs.spec import Spec, folder_name, short_name
 from lasg.runs.tasks import SETTINGS, TASKS, task
 
@@ -100,14 +101,14 @@ def curve_spec(name: str, setting: str, algorithm: str, seed: int) -> Spec:
 
 def toy(choice: Choice) -> list[Figure]:
     """Uploads per 10 iterations: LAG-WK with two values of c, and LASG-WK2 (toyexample)."""
-    if choice.task not in {None, *paper.TOY_PAIRS}:
-        raise LasgError(f"the toy figure is drawn for {' and '.join(paper.TOY_PAIRS)}, got --task {choice.task}")
+    if choice.task not in {None, *figure_data.TOY_PAIRS}:
+        raise LasgError(f"the toy figure is drawn for {' and '.join(figure_data.TOY_PAIRS)}, got --task {choice.task}")
     found = []
     setting = choice.setting or "homogeneous"
-    for name, pair in paper.TOY_PAIRS.items():
+    for name, pair in figure_data.TOY_PAIRS.items():
         if choice.task in {None, name}:
-            listed = paper.toy_specs(name, choice.each(5), 2000, setting)
-            specs = [spec for label in (*pair, paper.TOY_LASG) for spec in listed[label]]
+            listed = figure_data.toy_specs(name, choice.each(5), 2000, setting)
+            specs = [spec for label in (*pair, figure_data.TOY_LASG) for spec in listed[label]]
             title = f"{name}, {setting}: uploads in every 10 iterations"
             found.append(Figure(name=f"toy-{name}", kind="toy", title=title, specs=tuple(specs)))
     return found
@@ -116,7 +117,7 @@ def toy(choice: Choice) -> list[Figure]:
 def gradients(choice: Choice) -> list[Figure]:
     """Loss against gradient evaluations on covtype (fig:covtype_grad)."""
     setting = choice.setting or "heterogeneous"
-    specs = paper.gradient_specs(choice.each(5), 2000, setting)
+    specs = figure_data.gradient_specs(choice.each(5), 2000, setting)
     return [Figure(name="gradients", kind="gradients", title=f"covtype-lr, {setting}", specs=tuple(specs))]
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lasg.analysis.compare import shared_target, summarise
-from lasg.analysis.formatting import prefixed, seeds_of
 from lasg.analysis.link_model import PRESETS, LinkModel
-from lasg.analysis.paper import uploads_per
 from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError, missing_extra
 from lasg.report.curves import LABELS, mean_curve, staleness
+from lasg.report.figure_data import uploads_per
+from lasg.report.formatting import prefixed, seeds_of
 from lasg.report.style import LINES, MARKERS, Style, style, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lasg.analysis.compare import BASELINE, Summary
-from lasg.analysis.formatting import duration, factor, seeds_of, short
 from lasg.analysis.series import LAZINESS, settings
 from lasg.core.algorithms import ALGORITHMS
+from lasg.report.formatting import duration, factor, seeds_of, short
 
 PAYS = 1.1
 """A time so many times shorter counts as shorter: evaluations of the loss are up to 10 % apart."""
@@ -67,6 +67,20 @@ def _than(ratio: float | None, what: str) -> str:
     if abs(ratio - 1) < 0.005:
         return f"as many {what}"
     return f"{factor(ratio)} fewer {what}" if ratio >= 1 else f"{factor(1 / ratio)} more {what}"
+
+
+def why_no_savings(rows: Sequence[Summary]) -> str:
+    """Say why nobody has a saving; nothing where somebody has one."""
+    if any(row.fewer_uploads is not None or row.fewer_bits is not None for row in rows):
+        return ""
+    of_sgd = [row for row in rows if row.algorithm == BASELINE]
+    if not of_sgd:
+        return "they are against sgd, which is not among the algorithms"
+    if all(row.diverged for row in of_sgd):
+        return "they are against sgd, which diverged"
+    if not any(row.to_savings_loss for row in of_sgd):
+        return f"they are against sgd, which did not reach loss {of_sgd[0].savings_loss:g}"
+    return f"loss {of_sgd[0].savings_loss:g}, the lowest that all reached, was there before the first upload"
 
 
 def links(timed: Mapping[str, Sequence[Summary]]) -> list[str]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from lasg.analysis.compare import BASELINE, SPENT, Spread, Summary, shared_target, summarise
 from lasg.analysis.link_model import PRESETS
-from lasg.analysis.verdict import baseline_of, best_of, links, name, sentences
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
+from lasg.report.verdict import baseline_of, best_of, links, name, sentences
 from lasg.runs.spec import parse_value
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small

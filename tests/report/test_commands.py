@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lasg.cli import training as cli
 from lasg.cli.main import main
 from lasg.core.algorithms import ALGORITHMS
+from lasg.report.commands import command
 from lasg.runs import store
-from lasg.runs.commands import command
 from lasg.runs.runner import run
 from lasg.runs.spec import Spec
 from lasg.runs.tasks import SETTINGS, TASKS, task
