@@ -69,7 +69,7 @@ def gradients(of: ModuleProblem) -> Callable[[], Any]:
 def sum_of_all(of: ModuleProblem) -> Callable[[], Any]:
     """One backward of all minibatches together: the sum alone, which no rule can use. A floor."""
     x, y = of.data.read(of.order[of.batches.draw_all(0)])
-    x, y = of._moved(x), of._moved(y)
+    x, y = of._move(x), of._move(y)
     theta = of.start()
 
     def run() -> tuple[Tensor | None, ...]:

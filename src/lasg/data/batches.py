@@ -6,6 +6,7 @@ which other workers live in this process, nor on what was drawn before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ IntArray = npt.NDArray[Any]
 # Blocks of rounds are drawn at once, up to so many indices. Larger temporaries leave the second-level cache, and
 # beyond 128 KB the allocator asks the kernel for fresh pages each time.
 BLOCK = 14_000
+
+
+def shard_sizes(shards: Sequence[Sequence[int] | IntArray]) -> IntArray:
+    """Return how many samples each worker has; refuse a worker without any."""
+    sizes = np.array([len(shard) for shard in shards])
+    if not len(sizes) or not sizes.all():
+        raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
+    return sizes
 
 
 def batch_sizes(sizes: IntArray, ratio: float) -> IntArray:

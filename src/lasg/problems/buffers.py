@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from lasg.core.arrays import FloatArray
 from lasg.errors import LasgError
 
-FloatArray = npt.NDArray[np.floating[Any]]
 ByteArray = npt.NDArray[np.uint8]
 
 BatchNorms = (nn.modules.batchnorm._BatchNorm,)

@@ -10,25 +10,22 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
-from torch.utils.data import default_collate
 
 from lasg import counter
-from lasg.core.arrays import norms
-from lasg.data.batches import Batches, batch_sizes
+from lasg.core.arrays import FloatArray, IntArray, norms
+from lasg.data.batches import Batches, batch_sizes, shard_sizes
 from lasg.errors import LasgError, first_line
 from lasg.problems.buffers import BatchNorms, Buffers, named_tensors
 from lasg.problems.flat import FlatView
+from lasg.problems.samples import SampleReader, Samples, Transform, are_classes, join_shards, right, wrap_module_errors
 
-FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.integer[Any]]
 Loss = Callable[[Any, Any], Tensor]
 How = Literal["auto", "loop", "vmap"]
 
@@ -38,26 +35,6 @@ VMAP_SIZE = 100_000
 """Up to so many parameters the workers' gradients are computed by one vmap: then a loop is mostly overhead."""
 HALF_SCALE = 1024.0
 """By which a float16 loss is multiplied before its gradient is taken: small gradients would be rounded to 0."""
-
-
-class Samples(Protocol):
-    """A map-style dataset, such as torch's: `(input, target)` by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-class Transform(Protocol):
-    """What is done to a batch of inputs before the module sees it."""
-
-    def train(self, x: Any, key: counter.UInt64) -> Any:
-        """Return the inputs to train on; whatever is random in it comes from the key."""
-        ...
-
-    def test(self, x: Any) -> Any:
-        """Return the inputs to evaluate."""
-        ...
 
 
 class ModuleProblem:
@@ -87,7 +64,7 @@ class ModuleProblem:
 
         `loss(output, target)` returns the mean over its samples. `dataset` is a pair (inputs, targets) of arrays or
         tensors, or a map-style dataset; `shards` are the row numbers of each worker. `batch` is the minibatch as a
-        share of the shard. `metric(output, target)` returns one number a sample, by default whether the class is
+        share of the shard. `metric(output, target)` returns one number per sample, by default whether the class is
         right. `how` the gradients are computed is chosen by the model's size: see benchmarks/networks.py. `ids` are
         the workers' numbers, which decide their minibatches and masks: 0, 1, 2, ... unless some live elsewhere.
         """
@@ -97,25 +74,16 @@ class ModuleProblem:
             raise LasgError(f"batch_norm must be 'local' or 'frozen', got {batch_norm!r}")
         if autocast is not None and dtype == "float64":
             raise LasgError("autocast is for float32: a float64 run computes everything in float64")
-        shards = [np.asarray(shard) for shard in shards]
-        if not all(np.issubdtype(shard.dtype, np.integer) for shard in shards):
-            raise LasgError("shards must be row numbers, integers, one array a worker")
         if any(is_lazy(value) for value in module.parameters()):
             raise LasgError("the module has lazy layers without a shape yet: call it once on a sample first")
-        self.sizes = np.array([len(shard) for shard in shards])
-        if not len(self.sizes) or not self.sizes.all():
-            raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
+        self.sizes = shard_sizes(shards)
         self.device, self.dtype = _device(device), dtype
         self.module = copy.deepcopy(module).to(device=self.device, dtype=getattr(torch, dtype))
         self.flat = FlatView(self.module.named_parameters())
         self.p, self.lam, self.seed = self.flat.p, lam, seed
         self.loss_function, self.metric, self.transform = loss, metric, transform
-        self.data, self.test = _Reader(dataset), None if test is None else _Reader(test)
-        self.order = np.concatenate([shard.astype(np.int64) for shard in shards])
-        if self.order.min() < 0 or self.order.max() >= len(self.data):
-            raise LasgError(f"the shards name samples outside the dataset's 0 to {len(self.data) - 1}")
-        if len(np.unique(self.order)) < len(self.order):
-            raise LasgError(f"the shards overlap: {_shared_sample(shards)}. Deal every sample to one worker")
+        self.data, self.test = SampleReader(dataset), None if test is None else SampleReader(test)
+        self.order = join_shards(shards, len(self.data))
         self.samples, self.workers = len(self.order), len(self.sizes)
         self.weights: FloatArray = self.sizes / self.samples
         self.share, self.batch = batch, batch_sizes(self.sizes, batch)
@@ -129,13 +97,13 @@ class ModuleProblem:
         self._train_mode()
         self.buffers = Buffers(self.module, self.workers) if self._changes_buffers() else None
         self._try_one_sample()
-        self.how = self._chosen(how)
+        self.how = self._choose_how(how)
 
     def _try_one_sample(self) -> None:
         """Refuse at once what cannot work: an input the module does not take, a loss that is not a number."""
         versions = [value._version for value in self.flat.parameters]
         self.module.eval()
-        with torch.no_grad(), self._own_randomness(), _told("its first sample"):
+        with torch.no_grad(), self._own_randomness(), wrap_module_errors("its first sample"):
             self._value(*self._minibatch(0, 0, self.order[:1]))
         self._train_mode()
         if versions != [value._version for value in self.flat.parameters]:
@@ -183,7 +151,7 @@ class ModuleProblem:
     # -- gradients ------------------------------------------------------------------------------------------
 
     def gradients(self, iteration: int, points: Sequence[Any], rows: IntArray | None) -> list[Tensor]:
-        """Return the contributions of the chosen workers at each point, all on one minibatch a worker.
+        """Return the contributions of the chosen workers at each point, all on one minibatch per worker.
 
         The first point is where the workers are: it alone changes what BatchNorm remembers. The others are probes,
         on the same inputs and with the same dropout masks.
@@ -191,21 +159,21 @@ class ModuleProblem:
         who = np.arange(self.workers) if rows is None else rows
         chosen = self.batches.draw_all(iteration) if rows is None else self.batches.draw(iteration, rows)
         drawn = np.split(self.order[chosen], np.cumsum(self.batch[who])[:-1])
-        found = [self._start.new_empty((len(who), self.p)) for _ in points]
+        grads = [self._start.new_empty((len(who), self.p)) for _ in points]
         with self._own_randomness():
-            work = self._by_vmap if self.how == "vmap" else self._by_loop
-            work(iteration, who, drawn, points, found)
-        for grads, point in zip(found, points, strict=True):
+            compute = self._by_vmap if self.how == "vmap" else self._by_loop
+            compute(iteration, who, drawn, points, grads)
+        for rows_of_point, point in zip(grads, points, strict=True):
             for i, m in enumerate(who):
-                grads[i] *= float(self.weights[m]) / self._scale
+                rows_of_point[i] *= float(self.weights[m]) / self._scale
                 if self.lam:
-                    grads[i].add_(_of(point, i), alpha=self.lam / self.workers)
-        return found
+                    rows_of_point[i].add_(_model_of(point, i), alpha=self.lam / self.workers)
+        return grads
 
     def _by_loop(
-        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
+        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], grads: Sequence[Tensor]
     ) -> None:
-        """One forward and backward a worker and point."""
+        """One forward and backward per worker and point."""
         masks = counter.keys(self.seed, counter.DROPOUT, self.ids[who], iteration)[0] >> np.uint64(1)
         for i, m in enumerate(who.tolist()):
             x, y = self._minibatch(iteration, m, drawn[i])
@@ -214,48 +182,46 @@ class ModuleProblem:
                 self._seed(int(masks[i]))
                 if self.buffers is not None:
                     self.buffers.load(m)
-                self.flat.point_at(_of(point, i))
-                with _told(f"worker {self.ids[m]}'s minibatch of iteration {iteration}"):
+                self.flat.point_at(_model_of(point, i))
+                with wrap_module_errors(f"worker {self.ids[m]}'s minibatch of iteration {iteration}"):
                     value = self._value(x, y)
                     parts = torch.autograd.grad(value, self.flat.parameters, allow_unused=True)
-                self.flat.write(found[j][i], parts)
+                self.flat.write(grads[j][i], parts)
                 if self.buffers is not None and j == 0:
                     after = self.buffers.read()
             # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
-            if self.buffers is not None and after is not None and bool(torch.isfinite(found[0][i].sum())):
+            if self.buffers is not None and after is not None and bool(torch.isfinite(grads[0][i].sum())):
                 self.buffers.keep(m, after)
 
     def _by_vmap(
-        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], found: Sequence[Tensor]
+        self, iteration: int, who: IntArray, drawn: Sequence[IntArray], points: Sequence[Any], grads: Sequence[Tensor]
     ) -> None:
         """One vectorised gradient for all workers whose minibatches have one size."""
         for size in np.unique(self.batch[who]):
-            some = np.flatnonzero(self.batch[who] == size).tolist()
-            inputs, targets = zip(*(self._minibatch(iteration, int(who[i]), drawn[i]) for i in some), strict=True)
+            alike = np.flatnonzero(self.batch[who] == size).tolist()
+            inputs, targets = zip(*(self._minibatch(iteration, int(who[i]), drawn[i]) for i in alike), strict=True)
             x, y = torch.stack(inputs), torch.stack(targets)
             for j, point in enumerate(points):
                 shared = isinstance(point, Tensor) and point.ndim == 1
-                theta = point if shared else torch.stack([_of(point, i) for i in some])
-                with _told("vmap; how='loop' works for every module"):
+                theta = point if shared else torch.stack([_model_of(point, i) for i in alike])
+                with wrap_module_errors("vmap; how='loop' works for every module"):
                     parts = self._vectorised(theta, x, y)
-                for row, i in enumerate(some):
-                    self.flat.write(found[j][i], [part[row] for part in parts])
+                for row, i in enumerate(alike):
+                    self.flat.write(grads[j][i], [part[row] for part in parts])
 
     def _vectorised(self, theta: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Return the gradient of every worker, `(n, ...)` a parameter; theta is `(p,)` or `(n, p)`."""
+        """Return the gradient of every worker, `(n, ...)` per parameter; theta is `(p,)` or `(n, p)`."""
         named = dict(zip(self.flat.names, self.flat.views(theta), strict=True))
 
         def value(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            with self._precision():
-                result: Tensor = self.loss_function(functional_call(self.module, parameters, (x,)), y)
-            return result * self._scale
+            return self._value(x, y, lambda x: functional_call(self.module, parameters, (x,)))
 
-        found = vmap(grad(value), in_dims=(None if theta.ndim == 1 else 0, 0, 0))(named, x, y)
-        return [found[name] for name in self.flat.names]
+        gradients = vmap(grad(value), in_dims=(None if theta.ndim == 1 else 0, 0, 0))(named, x, y)
+        return [gradients[name] for name in self.flat.names]
 
-    def _value(self, x: Any, y: Any) -> Tensor:
+    def _value(self, x: Any, y: Any, call: Callable[[Any], Any] | None = None) -> Tensor:
         with self._precision():
-            return _number(self.loss_function(self.module(x), y)) * self._scale
+            return _check_scalar(self.loss_function((call or self.module)(x), y)) * self._scale
 
     def _minibatch(self, iteration: int, m: int, rows: IntArray) -> tuple[Any, Any]:
         key = counter.keys(self.seed, counter.AUGMENTATION, self.ids[[m]], iteration)[0, 0]
@@ -263,14 +229,14 @@ class ModuleProblem:
         x, y = self.data.read(rows)
         if self.transform is not None:
             x = self.transform.train(x, key)
-        return self._moved(x), self._moved(y)
+        return self._move(x), self._move(y)
 
-    def _moved(self, value: Any) -> Any:
+    def _move(self, value: Any) -> Any:
         """Return a batch on the device, floats in the run's dtype, images as the module has its filters."""
         if isinstance(value, Mapping):
-            return {name: self._moved(part) for name, part in value.items()}
+            return {name: self._move(part) for name, part in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._moved(part) for part in value)
+            return type(value)(self._move(part) for part in value)
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point():
@@ -282,15 +248,11 @@ class ModuleProblem:
     def _precision(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
+    def _own_randomness(self) -> AbstractContextManager[None]:
         """Leave torch's generators as they were: what is drawn inside comes from our own keys."""
         if self.device.type == "cpu":
-            with torch.random.fork_rng(devices=[]):
-                yield
-        else:
-            with torch.random.fork_rng(device_type=self.device.type):
-                yield
+            return torch.random.fork_rng(devices=[])
+        return torch.random.fork_rng(device_type=self.device.type)
 
     def _seed(self, key: int) -> None:
         """Start torch's generators from a key: of the CPU, and of the device if it is another."""
@@ -298,7 +260,7 @@ class ModuleProblem:
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(key)
 
-    def _chosen(self, how: How) -> How:
+    def _choose_how(self, how: How) -> How:
         if how not in {"auto", "loop", "vmap"}:
             raise LasgError(f"how must be 'auto', 'loop' or 'vmap', got {how!r}")
         if how == "vmap" and self.buffers is not None:
@@ -356,13 +318,13 @@ class ModuleProblem:
         finally:
             self._train_mode()
 
-    def _outputs(self, data: _Reader, rows: IntArray, module: nn.Module) -> Iterator[tuple[Any, Any, int]]:
+    def _outputs(self, data: SampleReader, rows: IntArray, module: nn.Module) -> Iterator[tuple[Any, Any, int]]:
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK]
             x, y = data.read(some)
             x = x if self.transform is None else self.transform.test(x)
-            with _told("an evaluation"):
-                yield module(self._moved(x)), self._moved(y), len(some)
+            with wrap_module_errors("an evaluation"):
+                yield module(self._move(x)), self._move(y), len(some)
 
     def loss(self, theta: Tensor, rows: IntArray | None = None) -> float:
         """Return the objective over all samples, or some, in evaluation mode, summed in float64."""
@@ -370,23 +332,23 @@ class ModuleProblem:
         chosen = np.sort(self.order) if rows is None else rows
         with self.evaluating(theta) as module:
             for output, target, count in self._outputs(self.data, chosen, module):
-                total += count * float(_number(self.loss_function(output, target)))
+                total += count * float(_check_scalar(self.loss_function(output, target)))
         return total / len(chosen) + (0.5 * self.lam * float(norms(theta)) ** 2 if self.lam else 0.0)
 
     def hessian_times(self, theta: Tensor, vector: Tensor, rows: IntArray) -> Tensor:
         """Return the Hessian of the mean loss over some samples, l2 term left out, times a vector."""
-        found, part = torch.zeros_like(vector), torch.empty_like(vector)
+        product, part = torch.zeros_like(vector), torch.empty_like(vector)
         along = self.flat.views(vector)
         parameters = self.flat.parameters
         with self.evaluating(theta) as module, torch.enable_grad():
             for output, target, count in self._outputs(self.data, rows, module):
-                value = _number(self.loss_function(output, target))
+                value = _check_scalar(self.loss_function(output, target))
                 first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-                used = [(one * way).sum() for one, way in zip(first, along, strict=True) if one is not None]
+                used = [(grad * way).sum() for grad, way in zip(first, along, strict=True) if grad is not None]
                 second = torch.autograd.grad(torch.stack(used).sum(), parameters, allow_unused=True)
                 self.flat.write(part, second)
-                found.add_(part, alpha=count / len(rows))
-        return found
+                product.add_(part, alpha=count / len(rows))
+        return product
 
     def accuracy(self, theta: Tensor) -> float | None:
         """Return the metric's mean over the test set; by default the share of it that is classified right.
@@ -398,7 +360,7 @@ class ModuleProblem:
         total = 0.0
         with self.evaluating(theta) as module:
             for output, target, _ in self._outputs(self.test, np.arange(len(self.test)), module):
-                if self.metric is None and not _classes(output, target):
+                if self.metric is None and not are_classes(output, target):
                     return None
                 total += float((self.metric or right)(output, target).sum())
         return total / len(self.test)
@@ -409,99 +371,29 @@ class ModuleProblem:
             return named_tensors(module)
 
 
-def right(output: Tensor, target: Tensor) -> Tensor:
-    """Whether the largest of the outputs is the target's class, for each sample."""
-    return output.argmax(-1) == target
-
-
-def _classes(output: Any, target: Any) -> bool:
-    """Tell whether outputs are scores of classes, and targets their numbers."""
-    tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
-    return tensors and output.ndim == target.ndim + 1 and not (target.is_floating_point() or target.is_complex())
-
-
-def _number(value: Tensor) -> Tensor:
+def _check_scalar(value: Tensor) -> Tensor:
     """Return a loss; refuse one that is not a number."""
     if value.ndim:
         raise LasgError(f"the loss must be one number, the mean over its samples; got shape {tuple(value.shape)}")
     return value
 
 
-@contextmanager
-def _told(where: str) -> Iterator[None]:
-    """Say in one line where a module, loss or dataset failed; what they raised stays the cause."""
-    try:
-        yield
-    except LasgError:
-        raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
-        raise LasgError(f"the module failed on {where}: {type(error).__name__}: {first_line(error)}") from error
-
-
-class _Reader:
-    """Rows of a dataset as batches: of a pair of arrays by indexing, of a map-style dataset one by one."""
-
-    def __init__(self, dataset: Samples | tuple[Any, Any]) -> None:
-        self.dataset = dataset
-        self.pair = None
-        if isinstance(dataset, tuple):
-            if len(dataset) != 2 or len(dataset[0]) != len(dataset[1]):
-                raise LasgError("a dataset of arrays is a pair, inputs and targets, with as many of each")
-            self.pair = tuple(part if isinstance(part, np.ndarray | Tensor) else np.asarray(part) for part in dataset)
-
-    def __len__(self) -> int:
-        return len(self.dataset if self.pair is None else self.pair[0])
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return the samples, where they are arrays."""
-        return [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in self.pair or ()]
-
-    def read(self, rows: IntArray) -> tuple[Any, Any]:
-        """Return inputs and targets of some rows."""
-        if self.pair is not None:
-            x, y = (_rows(part, rows) for part in self.pair)
-            return x, y
-        with _told("the dataset, whose items must be pairs (input, target)"):
-            x, y = default_collate([self.dataset[int(i)] for i in rows])
-        return x, y
-
-
-def _shared_sample(shards: Sequence[IntArray]) -> str:
-    """Name a sample that stands twice in the shards, and whose it is."""
-    owner: dict[int, int] = {}
-    for m, shard in enumerate(shards):
-        for row in shard.tolist():
-            if row in owner:
-                both = f"of workers {owner[row]} and {m}" if owner[row] != m else f"twice of worker {m}"
-                return f"sample {row} is {both}"
-            owner[row] = m
-    raise AssertionError("no sample stands twice")
-
-
-def _rows(part: Any, rows: IntArray) -> Tensor:
-    found: Tensor = (
-        torch.from_numpy(np.asarray(part[rows])) if isinstance(part, np.ndarray) else part[torch.as_tensor(rows)]
-    )
-    return found
-
-
-def _of(point: Any, i: int) -> Tensor:
+def _model_of(point: Any, i: int) -> Tensor:
     """Return worker i's model: the shared one, or its row."""
-    found: Tensor = point if isinstance(point, Tensor) and point.ndim == 1 else point[i]
-    return found
+    model: Tensor = point if isinstance(point, Tensor) and point.ndim == 1 else point[i]
+    return model
 
 
-def _device(device: str | torch.device) -> torch.device:
+def _device(name: str | torch.device) -> torch.device:
     try:
-        found = torch.device(device)
-        torch.zeros(1, device=found).item()
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise LasgError(f"device {str(device)!r} cannot be used here: {first_line(error)}") from None
-    return found
+        raise LasgError(f"device {str(name)!r} cannot be used here: {first_line(error)}") from None
+    return device
 
 
 def _autocast(name: str) -> torch.dtype:
     if name not in {"bfloat16", "float16"}:
         raise LasgError(f"autocast must be 'bfloat16' or 'float16', got {name!r}")
-    found: torch.dtype = getattr(torch, name)
-    return found
+    return torch.bfloat16 if name == "bfloat16" else torch.float16

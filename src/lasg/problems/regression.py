@@ -14,13 +14,11 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from lasg.data.batches import Batches, batch_sizes
+from lasg.core.arrays import FloatArray, IntArray
+from lasg.data.batches import Batches, batch_sizes, shard_sizes
 from lasg.errors import LasgError
 from lasg.problems.curvature import power_iteration
 from lasg.problems.tiles import Tiles, best_length
-
-FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.integer[Any]]
 
 # Rows of the full data set that are multiplied at once when the loss is computed.
 CHUNK = 65_536
@@ -46,9 +44,7 @@ class Regression:
     ) -> None:
         if lam < 0:
             raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
-        sizes = np.array([len(shard) for shard in shards])
-        if not sizes.all():
-            raise LasgError("every worker needs at least one sample: take fewer workers or another partition")
+        sizes = shard_sizes(shards)
         labels = np.asarray(labels)
         if classes < 2 or labels.min() < 0 or labels.max() >= classes:
             raise LasgError(
@@ -109,7 +105,7 @@ class Regression:
     # -- gradients ---------------------------------------------------------------------------------------
 
     def gradients(self, iteration: int, points: Sequence[FloatArray], rows: IntArray | None) -> list[FloatArray]:
-        """Return the contributions of the chosen workers at each point, all on one minibatch a worker."""
+        """Return the contributions of the chosen workers at each point, all on one minibatch per worker."""
         if rows is None:
             flat, tiles = self.batches.draw_all(iteration), self._tiles
         elif self._few and (rows[1:] > rows[:-1]).all():

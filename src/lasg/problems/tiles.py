@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.integer[Any]]
+from lasg.core.arrays import FloatArray, IntArray
 
 # What one more product in a batch costs, in multiply-adds of a long one (measured: about 0.25 microseconds).
 CALL = 2_000
@@ -37,9 +35,9 @@ class Tiles:
     source: IntArray | None
     """Where each entry of a tile stands in the flat layout, one after another; None: where it is."""
     owner: IntArray | None
-    """The worker of each tile; None: one tile a worker."""
+    """The worker of each tile; None: one tile per worker."""
     first: IntArray | None
-    """The first tile of each worker; None: one tile a worker."""
+    """The first tile of each worker; None: one tile per worker."""
     summing: FloatArray | None
     """`(workers, tiles)` of 0 and 1: for few workers one small product is the quickest sum."""
 
@@ -75,7 +73,7 @@ class Tiles:
         return Tiles(self.scale[tile], source, owner, first, _summing(len(rows), owner, self.scale.dtype))
 
     def spread(self, point: FloatArray) -> FloatArray:
-        """Return a point a tile, from a point a worker; one point for all stays as it is."""
+        """Return a point per tile, from a point per worker; one point for all stays as it is."""
         if point.ndim == 1 or self.owner is None:
             return point
         return point.take(self.owner, 0)
