@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_dir_shows_the_public_names_and_each_can_be_had() -> None:
     assert dir(lasg) == sorted(lasg.__all__)
-    assert {"train", "read", "runs", "plot", "summarise", "simulation", "LazyOptimizer"} < set(dir(lasg))
+    assert {"train", "read", "read_runs", "plot", "summarise", "simulation", "LazyOptimizer"} < set(dir(lasg))
     assert all(getattr(lasg, name) is not None for name in dir(lasg))
 
 
@@ -53,7 +53,7 @@ CALLS: dict[str, Call] = {
     "train": lambda _, new: lasg.train(small("sgd", iterations=2), folder=f"{new}/run"),
     "problem": lambda _, new: lasg.problem(small("sgd", iterations=2), new),
     "read": lambda runs, _: lasg.read(f"{runs}/sgd"),
-    "runs": lambda runs, _: lasg.runs(runs, f"{runs}/sgd"),
+    "runs": lambda runs, _: lasg.read_runs(runs, f"{runs}/sgd"),
     "spec.read": lambda runs, _: spec.read(f"{runs}/sgd/spec.toml"),
     "runner.run": lambda _, new: runner.run(small("sgd", iterations=2), f"{new}/run", data_dir=new),
     "runner.resume": lambda runs, new: runner.resume(f"{runs}/sgd", data_dir=new),
@@ -63,9 +63,9 @@ CALLS: dict[str, Call] = {
     "data.status": lambda _, new: manage.status(new),
     "data.fetch": lambda _, new: manage.fetch("breast-cancer", data_dir=new),
     "data.check": lambda _, new: manage.check("breast-cancer", new),
-    "report": lambda runs, new: page.write(f"{new}/report.html", lasg.runs(runs)),
-    "plots.comparison": lambda runs, new: plots.comparison(lasg.runs(runs), f"{new}/plot.png", "two"),
-    "plots.save": lambda runs, new: plots.save(lasg.plot(lasg.runs(runs)), f"{new}/plot.svg"),
+    "report": lambda runs, new: page.write(f"{new}/report.html", lasg.read_runs(runs)),
+    "plots.comparison": lambda runs, new: plots.comparison(lasg.read_runs(runs), f"{new}/plot.png", "two"),
+    "plots.save": lambda runs, new: plots.save(lasg.plot(lasg.read_runs(runs)), f"{new}/plot.svg"),
     "csv": lambda _, new: sinks.Csv(f"{new}/log.csv").close(),
     "tensorboard": lambda _, new: sinks.TensorBoard(f"{new}/board").close(),
     "flower.new": lambda _, new_: new.create(f"{new_}/my-app"),
@@ -111,15 +111,15 @@ def test_a_repr_reads_three_arrays_and_keeps_nothing(folder: Path) -> None:
 
 
 def test_the_runs_of_a_folder_are_found_chosen_and_summarised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [run.spec.algorithm for run in lasg.runs(folder)] == ["lasg-wk2", "sgd"]
+    assert [run.spec.algorithm for run in lasg.read_runs(folder)] == ["lasg-wk2", "sgd"]
     monkeypatch.chdir(folder.parent)
-    assert len(lasg.runs()) == 2
-    assert len(lasg.runs(task="small", partition=small("sgd").partition)) == 2
+    assert len(lasg.read_runs()) == 2
+    assert len(lasg.read_runs(task="small", partition=small("sgd").partition)) == 2
     with pytest.raises(LasgError, match="none of the 2 runs is of that task"):
-        lasg.runs(task="other")
+        lasg.read_runs(task="other")
     with pytest.raises(LasgError, match="nowhere does not exist"):
-        lasg.runs("nowhere")
-    rows = [row.to_dict() for row in lasg.summarise(lasg.runs())]
+        lasg.read_runs("nowhere")
+    rows = [row.to_dict() for row in lasg.summarise(lasg.read_runs())]
     assert [row["label"] for row in rows] == ["lasg-wk2", "sgd"]
 
 
@@ -145,7 +145,7 @@ def test_without_the_package_the_install_line_is_said(
 
 
 def test_a_plot_has_loss_against_iterations_uploads_and_bits_and_a_notebook_shows_it(folder: Path) -> None:
-    for figure, curves in ((lasg.read(folder / "sgd").plot(), 1), (lasg.plot(lasg.runs(folder)), 2)):
+    for figure, curves in ((lasg.read(folder / "sgd").plot(), 1), (lasg.plot(lasg.read_runs(folder)), 2)):
         assert [axis.get_xlabel() for axis in figure.axes] == [
             "iterations (log)",
             "uploads (log)",
@@ -159,7 +159,7 @@ def test_a_plot_has_loss_against_iterations_uploads_and_bits_and_a_notebook_show
 def test_runs_of_two_problems_are_not_drawn_together(folder: Path, tmp_path: Path) -> None:
     other = lasg.train(small("sgd", workers=3, iterations=2), folder=tmp_path)
     with pytest.raises(LasgError, match="2 different problems"):
-        lasg.plot([other, *lasg.runs(folder)])
+        lasg.plot([other, *lasg.read_runs(folder)])
 
 
 def test_a_simulation_measures_its_accuracy() -> None:

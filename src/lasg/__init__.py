@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lasg.report.plots import plot
     from lasg.runs.factories import problem, simulation
     from lasg.runs.spec import Spec
-    from lasg.runs.store import Run, read, runs
+    from lasg.runs.store import Run, read, read_runs
     from lasg.runs.tasks import TASKS, task
     from lasg.runs.train import train
     from lasg.transports.links import join
@@ -52,7 +52,7 @@ _HOMES = {
     "analysis.compare": ("summarise",),
     "runs.train": ("train",),
     "runs.spec": ("Spec",),
-    "runs.store": ("Run", "read", "runs"),
+    "runs.store": ("Run", "read", "read_runs"),
     "runs.tasks": ("TASKS", "task"),
     "problems.module": ("ModuleProblem",),
     "problems.regression": ("Regression",),
@@ -95,7 +95,7 @@ __all__ = [
     "plot",
     "problem",
     "read",
-    "runs",
+    "read_runs",
     "simulation",
     "summarise",
     "task",

@@ -892,6 +892,6 @@ def test_the_names_that_are_listed_are_the_ones_that_are_taken(lasg: Lasg) -> No
 
 
 def test_runs_are_found_with_and_without_a_filter(runs: list[Path]) -> None:
-    found = store.runs(RUNS)
+    found = store.read_runs(RUNS)
     assert {one.spec.algorithm for one in found} == set(NAMES)
-    assert store.runs(RUNS, task="breast-cancer", partition="sorted") == found
+    assert store.read_runs(RUNS, task="breast-cancer", partition="sorted") == found

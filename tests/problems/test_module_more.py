@@ -353,7 +353,7 @@ def test_runs_of_ones_own_over_seeds_and_algorithms_make_one_report(tmp_path: Pa
             lasg.train(
                 problem(normed(), seed=seed), name, folder=tmp_path / f"{name}-{seed}", iterations=10, evaluate=5
             )
-    runs = store.runs(tmp_path)
+    runs = store.read_runs(tmp_path)
     assert len(runs) == 4
     page.write(tmp_path / "report.html", runs)
     assert "lasg-wk2" in (tmp_path / "report.html").read_text()

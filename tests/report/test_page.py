@@ -773,7 +773,7 @@ def test_runs_that_all_diverged_on_their_way_to_a_loss_are_shown_so_or_refused(t
 def test_the_same_run_from_two_folders_is_not_two_seeds(tmp_path: Path) -> None:
     one = made_up(tmp_path / "a" / "0", small("sgd"), ROWS)
     shutil.copytree(one.folder, tmp_path / "b" / "0")
-    root = built(store.runs(tmp_path / "a", tmp_path / "b"))
+    root = built(store.read_runs(tmp_path / "a", tmp_path / "b"))
     if isinstance(root, str):
         assert "twice" in root or "same" in root
     else:
@@ -816,7 +816,7 @@ def test_the_pattern_that_is_suggested_takes_every_algorithm_of_the_problem(tmp_
     specs = [small(name, partition=p) for p in ("homogeneous", "sorted") for name in ("lag-wk", "lasg-wk2", "sgd")]
     runs = [made_up(tmp_path / spec.label, spec, ROWS) for spec in specs]
     with pytest.raises(LasgError) as caught:
-        page.build(store.runs(tmp_path))
+        page.build(store.read_runs(tmp_path))
     pattern = Path(str(caught.value).split()[-1])
     assert pattern.parent == tmp_path
     chosen = {path.name for path in tmp_path.glob(pattern.name)}
@@ -940,7 +940,7 @@ def test_a_run_of_no_known_task_is_run_again_from_its_spec(tmp_path: Path, name:
 def test_a_run_that_is_named_by_a_dot_still_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(tmp_path / "mine", small("sgd"), ROWS)
     monkeypatch.chdir(tmp_path / "mine")
-    (cells,) = run_rows(parsed(page.build(store.runs(Path()))))
+    (cells,) = run_rows(parsed(page.build(store.read_runs(Path()))))
     assert Path(cells[4].all("a")[0].attributes["download"]).stem not in {"", ".", ".toml"}
 
 

@@ -264,7 +264,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_rules_and_codecs_are_series_of_their_own_with_savings(runs: Path) -> None:
-    rows = {row.label: row for row in summarise(store.runs(runs), None)}
+    rows = {row.label: row for row in summarise(store.read_runs(runs), None)}
     marked = [label for label in rows if label.startswith("largest-change rule=")]
     assert len(marked) == 2
     assert {"sgd", "always+Rounded codec.scale=1024", "largest-change+Rounded codec.scale=4096"} < set(rows)
@@ -279,7 +279,7 @@ def test_a_lazy_own_rule_is_timed_against_its_twin_in_the_same_codec(runs: Path)
     from lasg.analysis.link_model import PRESETS
     from lasg.report.verdict import _twins
 
-    found = summarise(store.runs(runs), None, PRESETS["mobile"])
+    found = summarise(store.read_runs(runs), None, PRESETS["mobile"])
     twins = {row.label: twin.label for row, twin in _twins(found)}
     assert twins["largest-change+Rounded codec.scale=1024"] == "always+Rounded codec.scale=1024"
     assert [twin for label, twin in twins.items() if label.startswith("largest-change rule=")] == ["sgd", "sgd"]
@@ -292,7 +292,7 @@ def test_a_report_and_figures_show_them(runs: Path, tmp_path: Path, capsys: pyte
     assert "largest-change+Rounded codec.scale=1024" in text
     assert "call <code>lasg.train</code> in the program that has its rule and codec" in text
     assert "lasg run " not in text.split("largest-change+Rounded codec.scale=1024</th>")[1].split("</tr>")[0]
-    found = store.runs(runs)
+    found = store.read_runs(runs)
     for kind in ("curves", "gradients", "raster", "staleness", "sides"):
         plots.draw(kind, found[:6], "own")
 

@@ -41,7 +41,7 @@ def report(
         raise LasgError(f"--target must be a loss > 0 and finite, got {target!r}")
     # Every report has all the presets, so --network without a name adds nothing.
     links = None if network in {None, link_time.EVERY} else link_time.read_link_model(str(network))
-    found = store.runs(*runs, task=task, partition=partition)
+    found = store.read_runs(*runs, task=task, partition=partition)
     page.write(path, found, target=target, network=links, title=title)
     if json:
         print_json({"report": str(path), "runs": len(found), "bytes": path.stat().st_size})

@@ -23,8 +23,7 @@ from lasg.report.figure_data import uploads_per
 from lasg.report.formatting import prefixed, seeds_of
 from lasg.report.style import LINES, MARKERS, Style, style, styles
 from lasg.runs.files import write_atomically
-from lasg.runs.store import Run
-from lasg.runs.store import runs as stored_runs
+from lasg.runs.store import Run, read_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +99,7 @@ def plot(runs: Run | Sequence[Run] | Path | str, title: str | None = None) -> Fi
     The figure is not pyplot's: notebooks show it when it is the value of a cell, `savefig` writes it.
     """
     require_matplotlib()
-    given = stored_runs(runs) if isinstance(runs, Path | str) else runs
+    given = read_runs(runs) if isinstance(runs, Path | str) else runs
     shown = [given] if isinstance(given, Run) else list(given)
     check_one_problem(shown)
     first = shown[0].spec

@@ -120,7 +120,7 @@ class Run:
         return lasg.plot(self, name if title is None else title)
 
 
-def runs(*folders: Path | str, task: str | None = None, partition: str | None = None) -> list[Run]:
+def read_runs(*folders: Path | str, task: str | None = None, partition: str | None = None) -> list[Run]:
     """Read the runs in some folders, `runs` by default; each a run's folder, or a folder of runs. Refuses others."""
     found: dict[Path, Run] = {}
     for path in map(Path, folders or ("runs",)):
