@@ -18,7 +18,7 @@ from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.series import in_order, series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
-from lasg.report import plots
+from lasg.report import axes, plots
 from lasg.report.curves import mean_curve, staleness
 from lasg.report.paper_figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
 from lasg.report.style import LINES, MARKERS, style, styles
@@ -255,7 +255,7 @@ def test_ticks_are_numbers_a_person_reads(drawn: "dict[str, Figure]") -> None:
     ],
 )
 def test_ticks_are_written_short(value: float, text: str) -> None:
-    assert plots.tick(value) == text
+    assert axes.tick(value) == text
 
 
 # -- titles ------------------------------------------------------------------------------------------------

@@ -43,15 +43,10 @@ def figure(
     json: options.Json = False,
 ) -> None:
     """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
-    kinds = list(dict.fromkeys(kind.strip().lower() for kind in formats.split(",") if kind.strip()))
-    wrong = [kind for kind in kinds if kind not in plots.FORMATS]
-    if wrong or not kinds:
-        got = wrong[0] if wrong else "none"
-        raise LasgError(f"--formats takes {', '.join(plots.FORMATS)}, separated by commas, got {got}")
+    kinds = _split_formats(formats)
     plots.check(Path(f"figure.{kinds[0]}"))
-    choice = paper_figures.Choice(
-        seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=_workers(workers) if workers else None
-    )
+    whose = _split_workers(workers) if workers else None
+    choice = paper_figures.Choice(seeds=seeds, first_seed=first_seed, task=task, setting=setting, workers=whose)
     wanted = paper_figures.figures(name, choice)
     done = execute(
         [spec for one in wanted for spec in one.specs],
@@ -79,7 +74,16 @@ def figure(
         err.print(f"{len(diverged)} of {len(runs)} runs diverged and are left out of the curves.", soft_wrap=True)
 
 
-def _workers(text: str) -> tuple[int, ...]:
+def _split_formats(text: str) -> list[str]:
+    kinds = list(dict.fromkeys(kind.strip().lower() for kind in text.split(",") if kind.strip()))
+    wrong = [kind for kind in kinds if kind not in plots.FORMATS]
+    if wrong or not kinds:
+        got = wrong[0] if wrong else "none"
+        raise LasgError(f"--formats takes {', '.join(plots.FORMATS)}, separated by commas, got {got}")
+    return kinds
+
+
+def _split_workers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -70,6 +70,14 @@ Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at onc
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
 NETWORKS = "datacenter, cross-region, home, mobile, lora, one with changes such as mobile:up=2e6, or a .toml file"
+Links = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        help=f"Add simulated seconds and megabytes: {NETWORKS}. Without a name, all: for which links laziness pays.",
+        metavar="[NAME]",
+    ),
+]
 Csv = Annotated[
     Path | None, typer.Option("--csv", help="Also write every evaluation to this file as it comes.", dir_okay=False)
 ]

@@ -177,14 +177,7 @@ def compare(
     timeout: options.Timeout = 300.0,
     jobs: options.Jobs = None,
     fresh: options.Fresh = False,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Add simulated seconds and megabytes: {options.NETWORKS}. Without a name, all: for which links "
-            "laziness pays.",
-            metavar="[NAME]",
-        ),
-    ] = None,
+    network: options.Links = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw loss against uploads and bits into this file.")] = None,
     report: Annotated[
         Path | None, typer.Option(help="Also write a report (HTML) to this file.", dir_okay=False)
@@ -194,51 +187,55 @@ def compare(
     json: options.Json = False,
 ) -> None:
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
-    ranks = options.on_ranks(engine, exchange, relay, timeout)
-    chosen = task_named(task)
+    ranks, chosen = options.on_ranks(engine, exchange, relay, timeout), task_named(task)
     values = options.read_changes(changes, scale=scale)
-    found = [
+    specs = [
         options.limited(chosen.changed(name, setting, seed, values), until, values)
         for seed in range(first_seed, first_seed + seeds)
         for name in options.split_algorithms(algorithms)
     ]
-    target = found[0].until.get("loss")
+    target, name = specs[0].until.get("loss"), _name(task, setting, values)
     links = [] if network is None else link_time.read_link_models(network)
     for known in links:
-        known.per_worker(found[0].workers)
+        known.per_worker(specs[0].workers)
     if plot:
         plots.check(plot)
     for path in (plot, report):
         if path:
             check_writable(path)
     files = {"csv": csv, "tensorboard": tensorboard}
-    runs = execute(found, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
-    goal = (
-        f"to reach loss {target:g}" if target else "until " + (", ".join(until) or f"iterations={found[0].iterations}")
-    )
-    link = links[0] if len(links) == 1 else None
-    titled = f"{_name(task, setting, values)}, {goal} ({seeds_of(seeds)})"
-    lost = all(run.status == "diverged" for run in runs)
+    runs = execute(specs, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
+    goal = f"to reach loss {target:g}" if target else f"until {', '.join(until) or f'iterations={specs[0].iterations}'}"
+    titled = f"{name}, {goal} ({seeds_of(seeds)})"
+    lost, link = all(run.status == "diverged" for run in runs), links[0] if len(links) == 1 else None
     if len(links) > 1 and not lost:
         _print_links(runs, target, titled, json, links)
     else:
         _print_comparison(runs, target, titled, json, link)
-    said = []
-    if plot:
-        drawn = plots.comparison(runs, plot, _name(task, setting, values), link)
-        said.append(f"Plot: {plot}" if drawn else "No plot: every run diverged.")
-    if report and lost:
-        said.append("No report: every run diverged.")
-    elif report:
-        page.write(report, runs, target=target, network=link, title=_name(task, setting, values))
-        said.append(f"Report: {report}")
+    written = _draw_comparison(runs, plot, report, target, link, name)
     if not json:
-        for line in (*_ended_above(runs), *_given_up(runs), *theory_note.lines(runs), *said, f"Runs: {out_dir}/"):
+        for line in (*_ended_above(runs), *_given_up(runs), *theory_note.lines(runs), *written, f"Runs: {out_dir}/"):
             out.print(line, soft_wrap=True)
     if lost:
         raise _fail(
-            f"every run diverged: take a smaller step, such as --set eta={found[0].eta / 10:g}{_or_scale(found[0])}"
+            f"every run diverged: take a smaller step, such as --set eta={specs[0].eta / 10:g}{_or_scale(specs[0])}"
         )
+
+
+def _draw_comparison(
+    runs: list[Run], plot: Path | None, report: Path | None, target: float | None, link: LinkModel | None, name: str
+) -> list[str]:
+    """Write the plot and the report that are asked for; return a line about each."""
+    lines = []
+    if plot:
+        drawn = plots.comparison(runs, plot, name, link)
+        lines.append(f"Plot: {plot}" if drawn else "No plot: every run diverged.")
+    if report and all(run.status == "diverged" for run in runs):
+        lines.append("No report: every run diverged.")
+    elif report:
+        page.write(report, runs, target=target, network=link, title=name)
+        lines.append(f"Report: {report}")
+    return lines
 
 
 def _ended_above(runs: list[Run]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +17,17 @@ from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.series import Series, check_one_problem, in_order, series
 from lasg.errors import LasgError, missing_extra
-from lasg.report.curves import LABELS, mean_curve, staleness
+from lasg.report.axes import label_axes, line
+from lasg.report.curves import LABELS, mean_curve
 from lasg.report.figure_data import uploads_per
-from lasg.report.formatting import prefixed, seeds_of
-from lasg.report.style import LINES, MARKERS, Style, style, styles
+from lasg.report.formatting import seeds_of
+from lasg.report.rule_plots import ages, raster, sides
+from lasg.report.style import Style, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run, read_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
@@ -88,7 +88,7 @@ def draw(kind: str, runs: Sequence[Run], title: str, network: LinkModel | None =
     if kind in {"raster", "staleness", "sides"} and not any(len(run.trace["uploaded"]) for run in runs):
         raise LasgError(f"every run ended before its first round: there is no {kind} to draw")
     with drawing():
-        return settled(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
+        return finish(KINDS[kind](runs) if network is None else KINDS[kind](runs, network), title)
 
 
 def plot(runs: Run | Sequence[Run] | Path | str, title: str | None = None) -> Figure:
@@ -128,12 +128,12 @@ def comparison(runs: Sequence[Run], path: Path | str, title: str, network: LinkM
     columns = ["uploads", "bits_up", *([] if network is None else ["megabytes", "seconds"])]
     with drawing():
         pairs = [(column, "loss") for column in columns]
-        figure = settled(_panels(series(runs), pairs, network, columns=2), title)
+        figure = finish(_panels(series(runs), pairs, network, columns=2), title)
     save(figure, path)
     return True
 
 
-def settled(figure: Figure, title: str) -> Figure:
+def finish(figure: Figure, title: str) -> Figure:
     """Add the title, and lay the figure out once: saving it in one format must not change it for the next."""
     per_line = int(8 * figure.get_figwidth())
     figure.suptitle(textwrap.fill(title, per_line), x=0.01, ha="left", fontweight="bold")
@@ -193,7 +193,7 @@ def _panels(
     for axis, (x, y) in zip(axes, pairs, strict=True):
         for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
             _curve(axis, one, look, (x, y), place, network)
-        _axes(axis, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
+        label_axes(axis, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
     seeds = max(len(one.runs) for one in shown)
     note = f"mean of {seeds} seeds,\nband: ± 1 standard\ndeviation" if seeds > 1 else "one seed"
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title=note, alignment="left")
@@ -213,51 +213,7 @@ def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: i
         axis.fill_between(x, np.maximum(y - spread, 0.01 * y), y + spread, color=look.colour, alpha=0.13, linewidth=0)
 
 
-def line(look: Style) -> dict[str, Any]:
-    """Return the look of a curve in matplotlib's words."""
-    return {
-        "color": look.colour,
-        "linestyle": LINES[look.dash],
-        "linewidth": 1.4,
-        "marker": MARKERS[look.marker],
-        "markersize": {"star": 7.5, "cross": 5.5}.get(look.marker, 4.5),
-        "markerfacecolor": "white" if look.hollow else look.colour,
-    }
-
-
-def _axes(axis: Axes, y: str, label: str) -> None:
-    logarithmic(axis.xaxis)
-    axis.set_xlabel(f"{label} (log)")
-    axis.set_ylabel(LABELS[y] + (" (log)" if y == "loss" else ""))
-    if y == "loss":
-        logarithmic(axis.yaxis)
-
-
-def logarithmic(axis: Axis) -> None:
-    """Make an axis logarithmic, its numbers written as 0.5, 200, 10k, 1M."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
-    scale("log")
-    low, high = axis.get_view_interval()
-    # Within one decade the powers of ten say nothing: round numbers do.
-    axis.set_major_locator(
-        MaxNLocator(6) if high < 6 * low else LogLocator(subs=(1, 2, 5) if high < 60 * low else (1,))
-    )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def tick(value: float) -> str:
-    """Write a number on an axis: 5e-6, 0.5, 200, 10k, 1M."""
-    if 0 < value < 1e-3:
-        digits, power = f"{value:.2e}".split("e")
-        return f"{float(digits):g}e{int(power)}"
-    scaled, unit = prefixed(value)
-    return f"{scaled:g}{unit}"
-
-
-# -- what the rules do --------------------------------------------------------------------------------------
+# -- other pictures ----------------------------------------------------------------------------------------
 
 
 def toy(runs: Sequence[Run]) -> Figure:
@@ -275,96 +231,6 @@ def toy(runs: Sequence[Run]) -> Figure:
     axis.set_ylabel(f"uploads in 10 iterations (at most {10 * runs[0].spec.workers})")
     axis.set_ylim(bottom=0)
     figure.legend(loc="outside right upper", title=seeds_of(len(shown[0].runs)), alignment="left")
-    return figure
-
-
-RASTER_ROUNDS = 200
-
-
-def raster(runs: Sequence[Run]) -> Figure:
-    """Who uploads when: workers x rounds, a dot an upload."""
-    from matplotlib.figure import Figure
-
-    workers = runs[0].spec.workers
-    tall = min(2.4, max(0.9, 0.065 * workers))
-    figure = Figure(figsize=(9.5, tall * len(runs) + 0.9), layout="constrained")
-    axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False).ravel()
-    for axis, run in zip(axes, runs, strict=True):
-        uploaded = run.uploads[:RASTER_ROUNDS]
-        rounds, who = np.nonzero(uploaded)
-        axis.plot(rounds, who, "s", color=style(run.spec.composition).colour, markersize=1.9, markeredgewidth=0)
-        axis.set_title(
-            f"{run.spec.algorithm}: {len(rounds):,} uploads of {uploaded.size:,} possible", loc="left", pad=3
-        )
-        axis.set_ylabel("worker")
-        axis.set_ylim(workers - 0.4, -0.6)
-        axis.set_xlim(-1, RASTER_ROUNDS)
-        axis.grid(visible=False)
-    axes[-1].set_xlabel("round")
-    return figure
-
-
-def ages(runs: Sequence[Run]) -> Figure:
-    """Staleness over time: the mean over workers, and the oldest, for each run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
-    mean, oldest = figure.subplots(1, 2)
-    for run in runs:
-        tau = staleness(run.uploads)
-        if not len(tau):
-            continue
-        chunks = _windows(len(tau))
-        look = line(style(run.spec.composition)) | {"label": run.spec.algorithm, "markevery": 0.15}
-        middle = [(start + end) / 2 for start, end in chunks]
-        mean.plot(middle, [tau[start:end].mean() for start, end in chunks], **look)
-        oldest.plot(middle, [tau[start:end].max() for start, end in chunks], **look)
-    for axis, name in ((mean, "mean over workers"), (oldest, "the oldest gradient in use")):
-        logarithmic(axis.xaxis)
-        axis.set_xlabel("round (log)")
-        axis.set_title(name, loc="left")
-        axis.set_ylabel("staleness in rounds")
-        axis.set_ylim(bottom=0)
-    figure.legend(*mean.get_legend_handles_labels(), loc="outside right upper", title="one run each", alignment="left")
-    return figure
-
-
-def _windows(rounds: int) -> list[tuple[int, int]]:
-    """Cut the rounds into pieces that grow: about 60 to the end."""
-    edges = np.unique(np.geomspace(1, rounds + 1, 60).round().astype(int)) - 1
-    return [(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-
-
-def sides(runs: Sequence[Run]) -> Figure:
-    """Both sides of the rule: the innovation of the watched workers against the threshold."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
-    axes = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    colours = ("#0072B2", "#D55E00", "#009E73", "#c98500", "#b0508a", "#808080")
-    marks = ("o", "^", "s", "v", "D", "*")
-    for axis, run in zip(axes, runs, strict=False):
-        threshold, left = run.trace["threshold"], run.trace["watched_left"]
-        axis.set_title(run.spec.algorithm, loc="left")
-        if not len(threshold):
-            continue
-        chosen = np.unique(np.geomspace(1, len(threshold), 160).round().astype(int)) - 1
-        for i, worker in enumerate(run.spec.watched):
-            look = {"color": colours[i % 6], "marker": marks[i % 6], "markersize": 2.6, "alpha": 0.8}
-            axis.plot(chosen, left[chosen, i], linestyle="none", label=f"left side, worker {worker}", **look)
-        axis.plot(chosen, threshold[chosen], color="black", linewidth=1.4, label="right side (threshold)")
-        logarithmic(axis.xaxis)
-        logarithmic(axis.yaxis)
-    for axis in axes[len(runs) :]:
-        axis.set_axis_off()
-    for axis in axes[max(0, len(runs) - 3) : len(runs)]:
-        axis.tick_params(labelbottom=True)
-        axis.set_xlabel("round (log)")
-    for axis in axes[::3]:
-        axis.set_ylabel("squared norm (log)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    title = f"a worker uploads when its\nleft side is above the line,\nor after {runs[0].spec.D} silent rounds"
-    axes[-1].legend(handles, labels, loc="center left", title=title, alignment="left", markerscale=2)
     return figure
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lasg.report.plots import drawing, line, logarithmic, settled
+from lasg.report.axes import line, use_log_scale
+from lasg.report.plots import drawing, finish
 from lasg.report.style import style
 from lasg.theory.estimates import Curve
 
@@ -50,7 +51,7 @@ def draw(name: str, curves: Sequence[Curve]) -> Figure:
             title="mean over seeds,\nband: 95 % interval",
             alignment="left",
         )
-        return settled(figure, TITLES[name])
+        return finish(figure, TITLES[name])
 
 
 def _decline(axis: Axes, name: str, curves: Sequence[Curve]) -> None:
@@ -67,8 +68,8 @@ def _decline(axis: Axes, name: str, curves: Sequence[Curve]) -> None:
         x, top = curves[0].x, curves[0].mean
         late = x > x[-1] / 8
         axis.plot(x[late], 0.5 * top[-1] * (x[late] / x[-1]) ** power, color="#999999", linewidth=3, label=label)
-    logarithmic(axis.xaxis)
-    logarithmic(axis.yaxis)
+    use_log_scale(axis.xaxis)
+    use_log_scale(axis.yaxis)
     axis.set_xlabel("rounds K (log)")
     axis.set_ylabel(f"{WHAT[name]} (log)")
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from lasg.core.training import Round
 from lasg.errors import LasgError
 from lasg.theory import constants
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
-from lasg.theory.estimates import Claim, Curve, Vector, curve, highest, interval, jackknife, lowest, slope
+from lasg.theory.estimates import Claim, Curve, Estimate, Vector, curve, highest, interval, jackknife, lowest, slope
 from lasg.theory.synthetic import Quadratics, Ripples, Synthetic, quadratics, ripples
 from lasg.transports.local import Simulation
 
@@ -78,7 +78,7 @@ class Job(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What is kept of a run: a number a round."""
+    """What is kept of a run: a number per round."""
 
     gap: Vector
     """L(theta^k) - L*, k = 0, ..., K."""
@@ -95,7 +95,7 @@ class Trace(NamedTuple):
 
 
 Traces = Mapping[tuple[Part, str, int], Sequence[Trace]]
-"""By part, algorithm and rounds; one a seed."""
+"""By part, algorithm and rounds; one per seed."""
 
 
 # -- the problems ---------------------------------------------------------------------------------------------
@@ -224,9 +224,10 @@ def judge(plan: Plan, traces: Traces) -> Findings:
     return Findings([one for one in found if isinstance(one, Claim)], [one for one in found if isinstance(one, Curve)])
 
 
-def _saved(runs: Sequence[Trace]) -> float:
-    """Return the share of uploads saved, the mean over runs."""
-    return float(np.mean([one.saved for one in runs]))
+def _claim(runs: Sequence[Trace], label: str, what: str, algorithm: str, found: Estimate, **limits: Any) -> Claim:
+    """Return a claim that was measured on some runs, one per seed."""
+    values = {"seeds": len(runs), "saved": float(np.mean([one.saved for one in runs])), **limits}
+    return Claim(label=label, what=what, algorithm=algorithm, found=found, **values)
 
 
 def _descents(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
@@ -240,15 +241,7 @@ def _descents(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
             job = Job(part, name, plan.descent_rounds, 0)
             runs = traces[job[:3]]
             for lemma, used in zip(("lossdescent", "lyapunovdescent"), _used(job, plan, runs), strict=True):
-                yield Claim(
-                    label=f"lemma:{lemma}",
-                    what=f"noise term needed, {on}",
-                    algorithm=name,
-                    found=highest(used),
-                    most=1.0,
-                    seeds=len(runs),
-                    saved=_saved(runs),
-                )
+                yield _claim(runs, f"lemma:{lemma}", f"noise term needed, {on}", name, highest(used), most=1.0)
                 yield curve(f"{lemma}-{on}", name, np.arange(1.0, plan.descent_rounds + 1), used)
 
 
@@ -286,45 +279,28 @@ def _strongly_convex(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
         gaps = np.stack([one.gap for one in runs])
         binned = _binned(gaps, edges)
         promised = name in PLAIN
-        yield Claim(
-            label=theorem.label,
-            what="slope of the gap",
-            algorithm=name,
-            found=slope(x, binned),
-            least=-1.1,
-            most=-0.9,
-            promised=promised,
-            seeds=len(runs),
-            saved=_saved(runs),
+        yield _claim(
+            runs, theorem.label, "slope of the gap", name, slope(x, binned), least=-1.1, most=-0.9, promised=promised
         )
         if promised and name not in ALWAYS:
             yield _price(name, runs, traces["convex", "sgd", last], edges)
         seen = np.unique(np.geomspace(1, last, 60).astype(int))
         bound = np.array([theorem.bound(int(K)) for K in seen])
         if promised:
-            yield Claim(
-                label=theorem.label,
-                what="gap over its bound",
-                algorithm=name,
-                found=highest(gaps[:, seen] / bound),
-                most=1.0,
-                seeds=len(runs),
-                saved=_saved(runs),
-            )
+            yield _claim(runs, theorem.label, "gap over its bound", name, highest(gaps[:, seen] / bound), most=1.0)
         yield curve("stronglyconvex", name, seen.astype(np.float64), gaps[:, seen], bound if promised else None)
 
 
 def _price(name: str, runs: Sequence[Trace], sgds: Sequence[Trace], edges: Vector) -> Claim:
     """Return what laziness costs: the gap over SGD's after as many rounds, from 10 K0 on. The paper is silent on it."""
     both = np.stack([_binned(np.stack([one.gap for one in group]), edges).mean(-1) for group in (runs, sgds)], axis=-1)
-    return Claim(
-        label=StronglyConvex.label,
-        what="gap over SGD's",
-        algorithm=name,
-        found=jackknife(lambda mean: float(mean[0] / mean[1]), both),
+    return _claim(
+        runs,
+        StronglyConvex.label,
+        "gap over SGD's",
+        name,
+        jackknife(lambda mean: float(mean[0] / mean[1]), both),
         promised=False,
-        seeds=len(runs),
-        saved=_saved(runs),
     )
 
 
@@ -348,25 +324,25 @@ def _nonconvex(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
         means = np.stack([[one.squares.mean() for one in group] for group in groups], axis=-1)
         steps = [schedule(Job("nonconvex", name, K, 0), plan)(0) for K in plan.rounds]
         bound = np.array([theorem.bound(K, eta) for K, eta in zip(plan.rounds, steps, strict=True)])
-        saved = _saved([one for group in groups for one in group])
-        yield Claim(
-            label=theorem.label,
-            what="slope of the mean squared gradient",
-            algorithm=name,
-            found=slope(x, means),
+        runs = [one for group in groups for one in group]
+        yield _claim(
+            runs,
+            theorem.label,
+            "slope of the mean squared gradient",
+            name,
+            slope(x, means),
             least=-0.6,
             most=-0.4,
             seeds=len(means),
-            saved=saved,
         )
-        yield Claim(
-            label=theorem.label,
-            what="mean squared gradient over its bound",
-            algorithm=name,
-            found=highest(means / bound),
+        yield _claim(
+            runs,
+            theorem.label,
+            "mean squared gradient over its bound",
+            name,
+            highest(means / bound),
             most=1.0,
             seeds=len(means),
-            saved=saved,
         )
         yield curve("nonconvex", name, x, means, bound)
 
@@ -384,24 +360,22 @@ def _variances(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
         binned = _binned(left, edges)
         if name == LAG:
             floor = _binned(1 - np.stack([one.drift for one in runs]), edges)
-            yield Claim(
-                label="eqn:variance-wk",
-                what="left side less its floor, over sigma^2",
-                algorithm=name,
-                found=lowest(binned - floor),
+            yield _claim(
+                runs,
+                "eqn:variance-wk",
+                "left side less its floor, over sigma^2",
+                name,
+                lowest(binned - floor),
                 least=0.0,
-                seeds=len(runs),
-                saved=_saved(runs),
             )
             yield curve("variance", name, x, binned, interval(floor)[0])
             continue
-        yield Claim(
-            label="eqn:variance-server" if name == "lasg-ps" else f"eqn:variance-{name[-3:]}",
-            what="slope of the left side",
-            algorithm=name,
-            found=slope(np.sqrt(late[:-1] * late[1:]), _binned(left, late)),
+        yield _claim(
+            runs,
+            "eqn:variance-server" if name == "lasg-ps" else f"eqn:variance-{name[-3:]}",
+            "slope of the left side",
+            name,
+            slope(np.sqrt(late[:-1] * late[1:]), _binned(left, late)),
             most=-1.0,
-            seeds=len(runs),
-            saved=_saved(runs),
         )
         yield curve("variance", name, x, binned)
