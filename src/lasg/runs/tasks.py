@@ -40,33 +40,18 @@ class Task:
         return from_dict({**values, **dealt, **self.defaults, **changes})
 
 
+_EMBEDDED = {"batch": 0.1, "iterations": 3000, "evaluate": 10}
+_NEURAL = {"lam": 0.0, "eta": 0.05, "D": 50, "H": 4, "bits": 8}
 _ROWS = (
     Task(
         "digits",
         "softmax regression on scikit-learn's 8x8 digits, 10 classes (embedded)",
-        {
-            "data": "digits",
-            "batch": 0.1,
-            "eta": 0.5,
-            "D": 50,
-            "H": 5,
-            "bits": 8,
-            "iterations": 3000,
-            "evaluate": 10,
-        },
+        {"data": "digits", **_EMBEDDED, "eta": 0.5, "D": 50, "H": 5, "bits": 8},
     ),
     Task(
         "breast-cancer",
         "logistic regression on scikit-learn's breast cancer data (embedded)",
-        {
-            "data": "breast-cancer",
-            "batch": 0.1,
-            "eta": 2.0,
-            "H": 10,
-            "bits": 4,
-            "iterations": 3000,
-            "evaluate": 10,
-        },
+        {"data": "breast-cancer", **_EMBEDDED, "eta": 2.0, "H": 10, "bits": 4},
     ),
     Task(
         "ijcnn1-lr",
@@ -86,37 +71,14 @@ _ROWS = (
     Task(
         "mnist-nn",
         "the paper's CNN on MNIST, 10 classes, 431,080 parameters (paper)",
-        {
-            "data": "mnist",
-            "model": "cnn",
-            "batch": 0.002,
-            "lam": 0.0,
-            "eta": 0.05,
-            "D": 50,
-            "H": 4,
-            "bits": 8,
-            "iterations": 1000,
-            "evaluate": 50,
-        },
+        {"data": "mnist", "model": "cnn", **_NEURAL, "batch": 0.002, "iterations": 1000, "evaluate": 50},
         {"partition": "sizes", "sizes": [2000, 3000, 4000, 5000, 6000, 6000, 7000, 8000, 9000, 10000]},
     ),
     Task(
         "tiny-imagenet",
         "ResNet-18 fine-tuned on 10 classes of tiny-imagenet, pretrained on 10 others (paper, smaller)",
-        {
-            "data": "tiny-imagenet-10b",
-            "model": "resnet18",
-            "weights": "resnet18-tiny-imagenet-10a",
-            "augment": True,
-            "batch": 0.016,
-            "lam": 0.0,
-            "eta": 0.05,
-            "D": 50,
-            "H": 4,
-            "bits": 8,
-            "iterations": 96,
-            "evaluate": 24,
-        },
+        {"data": "tiny-imagenet-10b", "model": "resnet18", "weights": "resnet18-tiny-imagenet-10a", "augment": True}
+        | {**_NEURAL, "batch": 0.016, "iterations": 96, "evaluate": 24},
     ),
 )
 
