@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -97,15 +97,11 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values; numbers that do not exist are null."""
         values: dict[str, Any] = {
-            "label": self.label,
-            "algorithm": self.algorithm,
-            "seeds": self.seeds,
-            "reached": self.reached,
-            "diverged": self.diverged,
+            name: getattr(self, name) for name in ("label", "algorithm", "seeds", "reached", "diverged")
         }
         for name in (*SPENT, *(("seconds", "megabytes") if self.timed else ())):
-            found = self.counts.get(name)
-            values[name], values[f"{name}_spread"] = (found.mean, found.std) if found else (None, None)
+            spread = self.counts.get(name)
+            values[name], values[f"{name}_spread"] = (spread.mean, spread.std) if spread else (None, None)
         values |= {"loss": _number(self.loss.mean), "loss_spread": _number(self.loss.std)}
         values["accuracy"] = self.accuracy.mean if self.accuracy else None
         values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
@@ -113,8 +109,8 @@ class Summary:
             values["faster"] = self.faster
         values["savings_loss"] = self.savings_loss
         for name in ("uploads", "bits_up", *(("seconds",) if self.timed else ())):
-            found = self.to_savings_loss.get(name)
-            values[f"{name}_to_savings_loss"] = found.mean if found else None
+            spread = self.to_savings_loss.get(name)
+            values[f"{name}_to_savings_loss"] = spread.mean if spread else None
         return values
 
 
@@ -131,20 +127,13 @@ def summarise(runs: Iterable[Run], target: float | None = None, network: LinkMod
     groups = series(runs)
     good = any(not group.diverged for group in groups)
     loss = target if target is not None or not good else shared_target([run for group in groups for run in group.runs])
-    counts = [_counts(group, target, network) for group in groups]
-    to_loss = counts if target is not None else [_counts(group, loss, network) for group in groups]
-    of_sgd = [found for group, found in zip(groups, to_loss, strict=True) if group.algorithm == BASELINE and found]
-    baseline = of_sgd[0] if of_sgd else {}
+    to_loss = [_counts(group, loss, network) for group in groups]
+    baseline = next(
+        (spent for group, spent in zip(groups, to_loss, strict=True) if group.algorithm == BASELINE and spent), {}
+    )
     return [
-        replace(
-            _summary(group, target, found, timed=network is not None),
-            savings_loss=loss,
-            to_savings_loss=reached,
-            fewer_uploads=_ratio("uploads", reached, baseline),
-            fewer_bits=_ratio("bits_up", reached, baseline),
-            faster=_ratio("seconds", reached, baseline),
-        )
-        for group, found, reached in zip(groups, counts, to_loss, strict=True)
+        _summary(group, target, network, loss, reached, baseline)
+        for group, reached in zip(groups, to_loss, strict=True)
     ]
 
 
@@ -171,19 +160,19 @@ def shared_target(runs: Sequence[Run]) -> float:
     that is stuck would have all compared at the loss where it is. Diverged series do not count.
     """
     shown = series(runs)
-    goals = {run.spec.until.get("loss") for one in shown for run in one.runs}
+    goals = {run.spec.until.get("loss") for group in shown for run in group.runs}
     if len(goals) == 1 and None not in goals:
         return float(goals.pop() or 0)
-    good = [one for one in shown if not one.diverged]
+    good = [group for group in shown if not group.diverged]
     if not good:
         raise LasgError("every run diverged: there is nothing to compare")
-    lowest = [max(float(run.trace["loss"].min()) for run in one.runs) for one in good]
-    of_sgd = [loss for one, loss in zip(good, lowest, strict=True) if one.algorithm == BASELINE]
+    lowest = [max(float(run.trace["loss"].min()) for run in group.runs) for group in good]
+    of_sgd = [loss for group, loss in zip(good, lowest, strict=True) if group.algorithm == BASELINE]
     reached = max(lowest)
     if of_sgd and reached > 1.1 * of_sgd[0]:
         beside = [loss for loss in lowest if loss <= 1.1 * of_sgd[0]]
         reached = of_sgd[0] if len(beside) > 1 else reached
-    begun = min(float(run.trace["loss"][0]) for one in good for run in one.runs)
+    begun = min(float(run.trace["loss"][0]) for group in good for run in group.runs)
     rounded = (_rounded_up(reached, digits) for digits in range(2, 8))
     return next((target for target in rounded if target < begun), reached)
 
@@ -197,11 +186,11 @@ def _rounded_up(value: float, digits: int) -> float:
 
 
 def _counts(group: Series, target: float | None, network: LinkModel | None) -> dict[str, Spread]:
-    found = [spent_at(run, target, network) for run in group.runs]
-    reached = [one for one in found if one is not None]
-    if len(reached) < len(found) or group.diverged:
+    spent_by = [spent_at(run, target, network) for run in group.runs]
+    reached = [spent for spent in spent_by if spent is not None]
+    if len(reached) < len(spent_by) or group.diverged:
         return {}
-    return {name: Spread.from_values([one[name] for one in reached]) for name in reached[0]}
+    return {name: Spread.from_values([spent[name] for spent in reached]) for name in reached[0]}
 
 
 def spent_at(run: Run, target: float | None, network: LinkModel | None) -> dict[str, float] | None:
@@ -232,8 +221,15 @@ def spent(run: Run, network: LinkModel | None) -> dict[str, Any]:
     return columns | {"seconds": link_time.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
 
 
-def _summary(group: Series, target: float | None, counts: Mapping[str, Spread], *, timed: bool) -> Summary:
-    """Return a series' summary, without savings."""
+def _summary(
+    group: Series,
+    target: float | None,
+    network: LinkModel | None,
+    loss: float | None,
+    reached: Mapping[str, Spread],
+    baseline: Mapping[str, Spread],
+) -> Summary:
+    """Return a series' summary: `reached` is what it spent to `loss`, and `baseline` what sgd did."""
     accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
     losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
     return Summary(
@@ -243,10 +239,13 @@ def _summary(group: Series, target: float | None, counts: Mapping[str, Spread], 
         seeds=len(group.runs),
         reached=sum(row_at(run, target) is not None for run in group.runs),
         diverged=group.diverged,
-        counts=counts,
+        counts=reached if target is not None else _counts(group, None, network),
         loss=Spread.from_values(losses),
         accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.from_values(accuracies),
-        fewer_uploads=None,
-        fewer_bits=None,
-        timed=timed,
+        fewer_uploads=_ratio("uploads", reached, baseline),
+        fewer_bits=_ratio("bits_up", reached, baseline),
+        faster=_ratio("seconds", reached, baseline),
+        timed=network is not None,
+        savings_loss=loss,
+        to_savings_loss=reached,
     )

@@ -6,7 +6,7 @@ import csv
 import importlib.resources
 import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,21 +95,16 @@ class Result:
         return {**values, "ours": self.ours.mean, "spread": spread, "seeds": self.seeds, "deviation": self.deviation}
 
 
+def _float_or_none(text: str) -> float | None:
+    return float(text) if text else None
+
+
 def printed() -> list[Cell]:
     """Return every cell of the paper's Tables 1-4."""
     text = (importlib.resources.files("lasg.analysis") / "paper_tables.csv").read_text(encoding="utf-8")
-    return [
-        Cell(
-            int(row["table"]),
-            row["setting"],
-            row["task"],
-            row["budget_kind"],
-            int(row["budget"]),
-            row["algorithm"],
-            float(row["loss"]) if row["loss"] else None,
-        )
-        for row in csv.DictReader(io.StringIO(text))
-    ]
+    rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
+    numbers: dict[str, Callable[[str], Any]] = {"table": int, "budget": int, "loss": _float_or_none}
+    return [Cell(**{key: numbers.get(key, str)(value) for key, value in row.items()}) for row in rows]
 
 
 def cells(table: int, tasks: Sequence[str] = (), algorithms: Sequence[str] = tuple(ALGORITHMS)) -> list[Cell]:

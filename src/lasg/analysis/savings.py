@@ -36,20 +36,19 @@ def specs(
     variants: Mapping[str, Mapping[str, Any]], setting: str, seeds: Sequence[int], **changes: Any
 ) -> dict[str, list[Spec]]:
     """Return the runs, by label: SGD's of the paper's table, and longer ones of the others, which may need more."""
-    found = {}
+    listed = {}
     for label, values in variants.items():
         if values["algorithm"] == "sgd":
-            found[label] = [neural_spec(TASK, "sgd", setting, seed, **changes) for seed in seeds]
+            listed[label] = [neural_spec(TASK, "sgd", setting, seed, **changes) for seed in seeds]
         else:
-            base = {"iterations": CAP, "evaluate": 50, **values, **changes}
-            found[label] = [task(TASK).spec(setting=setting, seed=seed, **base) for seed in seeds]
-    return found
+            longer = {"iterations": CAP, "evaluate": 50, **values, **changes}
+            listed[label] = [task(TASK).spec(setting=setting, seed=seed, **longer) for seed in seeds]
+    return listed
 
 
 def rows(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
     """Return what each spent until it had SGD's final loss of the same seed, and its accuracy when SGD ended."""
-    of_sgd = runs["sgd"]
-    found = []
+    of_sgd, summary = runs["sgd"], []
     for label, group in runs.items():
         reached = [row_at(run, float(sgd.trace["loss"][-1])) for run, sgd in zip(group, of_sgd, strict=True)]
         row: dict[str, Any] = {"variant": label, "seeds": len(group), "reached": sum(i is not None for i in reached)}
@@ -58,8 +57,8 @@ def rows(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
         accuracy = np.array([_accuracy_at(run, int(of_sgd[0].trace["iterations"][-1])) for run in group])
         row["accuracy"] = float(accuracy.mean())
         row["accuracy_less_sgds"] = float((accuracy - [run.trace["accuracy"][-1] for run in of_sgd]).mean())
-        found.append(row)
-    return found
+        summary.append(row)
+    return summary
 
 
 def _spent(kind: str, group: Sequence[Run], of_sgd: Sequence[Run], reached: Sequence[int]) -> dict[str, Any]:

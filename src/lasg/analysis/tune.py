@@ -27,11 +27,9 @@ class Tried:
         """What is smallest for the best point: uploads to the target where every seed reached it, else the loss."""
         if self.summary.diverged:
             return (True, math.inf)
-        if self.target is not None:
-            if self.summary.complete:
-                return (False, self.summary.counts["uploads"].mean)
-            return (True, self.summary.loss.mean)
-        return (False, self.summary.loss.mean)
+        if self.target is not None and self.summary.complete:
+            return (False, self.summary.counts["uploads"].mean)
+        return (self.target is not None, self.summary.loss.mean)
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -54,14 +52,11 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 def points(
     base: Spec, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[tuple[dict[str, Any], list[Spec]]]:
-    """Return every point of the grid with its specs, one a seed."""
-    found = []
+    """Return every point of the grid with its specs, one per seed."""
     if "seed" in grid:
         raise LasgError("seed is no setting to tune: every point runs with the seeds of --seeds and --first-seed")
-    for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        found.append((chosen, [base.but(**chosen, seed=seed) for seed in seeds]))
-    return found
+    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [(values, [base.but(**values, seed=seed) for seed in seeds]) for values in chosen]
 
 
 def rank(tried: Sequence[tuple[Mapping[str, Any], Sequence[Run]]], target: float | None) -> list[Tried]:

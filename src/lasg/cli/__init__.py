@@ -1,1 +1,1 @@
-"""The command line: parse, call, print."""
+"""The command `lasg`. Public is the command; no module here is for users or an extension point."""

@@ -1,1 +1,1 @@
-"""Data sets, partitions and minibatches."""
+"""Data sets, partitions and minibatches. Public: `loaders`, `partition`, `batches`; the rest is not for users."""

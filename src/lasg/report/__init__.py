@@ -1,1 +1,1 @@
-"""Pictures of stored runs. Never runs anything."""
+"""Pictures, pages and texts of stored runs. Public: `plots`, `page`; extension point: a `sinks.Sink` of your own."""

@@ -7,13 +7,12 @@ it under another rule or codec; to run it takes the program that has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm, composition_name
-from lasg.core.arrays import Array
-from lasg.core.codecs import QSGD, Codec, Dense, Noise, parse
+from lasg.core.codecs import QSGD, Codec, Dense, parse
 from lasg.core.rules import RULES, Record, Rule
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.fingerprints import attributes_of, fingerprint
@@ -115,13 +114,11 @@ class OwnCodec:
     name: str
     fingerprint: str
 
-    def encode(self, rows: Array, noise: Noise) -> NoReturn:  # noqa: ARG002
-        """Refuse."""
+    def encode(self, *_: Any) -> NoReturn:
+        """Refuse, as decode does."""
         raise LasgError(f"the codec {self.name!r} of this run {ONLY_IN_PROGRAM}")
 
-    def decode(self, messages: Sequence[bytes], like: Array) -> NoReturn:  # noqa: ARG002
-        """Refuse."""
-        raise LasgError(f"the codec {self.name!r} of this run {ONLY_IN_PROGRAM}")
+    decode = encode
 
 
 def _left(now: Record, last: Record) -> NoReturn:  # noqa: ARG001
@@ -130,20 +127,14 @@ def _left(now: Record, last: Record) -> NoReturn:  # noqa: ARG001
 
 def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algorithm:
     """Return the algorithm of a spec. What is not lasg's own can be shown, counted and timed, but not run."""
-    rules = RULES if own_rule is None else {own_rule["name"]: _restore_rule(own_rule)}
-    codecs = {} if own_codec is None else {own_codec["name"]: OwnCodec(own_codec["name"], own_codec["fingerprint"])}
+    rules, codecs = RULES, {}
+    if own_rule is not None:
+        kept = {"where": own_rule["where"], "probe": own_rule.get("probe"), "remembers": tuple(own_rule["remembers"])}
+        left, estimate = (_left if own_rule[key] else None for key in ("lazy", "estimates"))
+        rules = {own_rule["name"]: Rule(name=own_rule["name"], left=left, estimate=estimate, **kept)}
+    if own_codec is not None:
+        codecs = {own_codec["name"]: OwnCodec(own_codec["name"], own_codec["fingerprint"])}
     return algorithm(name, rules=rules, codecs=codecs)
-
-
-def _restore_rule(table: Table) -> Rule:
-    return Rule(
-        name=table["name"],
-        left=_left if table["lazy"] else None,
-        where=table["where"],
-        probe=table.get("probe"),
-        remembers=tuple(table["remembers"]),
-        estimate=_left if table["estimates"] else None,
-    )
 
 
 _RULE_KEYS = {

@@ -12,8 +12,9 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,15 +29,6 @@ from lasg.runs.store import Run
 
 STOP_SECONDS = 0.1
 """How long a Ctrl-C may wait to be seen."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all runs of a call share."""
-
-    out: Path | str
-    fresh: bool
-    data_dir: Path | str | None
 
 
 @dataclass(frozen=True)
@@ -74,14 +66,15 @@ def obtain_all(
 
     With jobs > 1 processes are spawned: call it from under `if __name__ == "__main__":` in a script.
     """
+    obtain_here = partial(obtain, out=out, fresh=fresh, data_dir=data_dir)
     if jobs <= 1 or len(specs) == 1:
-        return [obtain(spec, out, fresh=fresh, data_dir=data_dir, report=report) for spec in specs]
+        return [obtain_here(spec, report=report) for spec in specs]
     stopped: list[bool] = []
     workers: list[Worker] = []
     # A KeyboardInterrupt between any two instructions could leave a process that nobody knows of.
     with on_stop(lambda: stopped.append(True)):
         try:
-            _start(workers, min(jobs, len(specs)), Settings(out, fresh, data_dir))
+            _start(workers, min(jobs, len(specs)), obtain_here)
             runs = _follow(workers, specs, stopped, report)
         finally:
             _end(workers)
@@ -90,7 +83,7 @@ def obtain_all(
     return [runs[i] for i in range(len(specs))]
 
 
-def _start(workers: list[Worker], count: int, settings: Settings) -> None:
+def _start(workers: list[Worker], count: int, obtain_one: Callable[..., Run]) -> None:
     """Start processes that Ctrl-C does not reach, not even while they import: the parent alone answers it."""
     context = multiprocessing.get_context("spawn")
     if os.name == "posix":
@@ -98,7 +91,7 @@ def _start(workers: list[Worker], count: int, settings: Settings) -> None:
     with block(signal.SIGINT):
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, settings))
+            process = context.Process(target=_work, args=(theirs, obtain_one))
             process.start()
             workers.append(Worker(process, ours))
             theirs.close()  # theirs alone is left, so that their end is seen
@@ -171,34 +164,31 @@ def _end(workers: Sequence[Worker]) -> None:
 # -- in the processes ------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, settings: Settings) -> None:
+def _work(pipe: Connection, obtain_one: Callable[..., Run]) -> None:
     """Run the specs that come until none comes any more."""
     ignore(signal.SIGINT)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
-            pipe.send(_run(pipe.recv(), pipe, settings))
+            pipe.send(_try(partial(obtain_one, pipe.recv(), report=partial(_pass_on, pipe))))
     except (EOFError, OSError):  # nobody listens any more
         os._exit(1)
 
 
-def _run(spec: Spec, pipe: Connection, settings: Settings) -> Run | Failure:
+def _try(run: Callable[[], Run]) -> Run | Failure:
     try:
-        return obtain(spec, settings.out, fresh=settings.fresh, data_dir=settings.data_dir, report=_reporter(pipe))
+        return run()
     except LasgError as error:
         return Failure(error, "")
     except Exception:
         return Failure(None, traceback.format_exc())
 
 
-def _reporter(pipe: Connection) -> Report:
-    def report(status: Status) -> None:
-        try:
-            pipe.send(status)
-        except OSError:
-            os._exit(1)
-
-    return report
+def _pass_on(pipe: Connection, status: Status) -> None:
+    try:
+        pipe.send(status)
+    except OSError:
+        os._exit(1)
 
 
 def _end_with_parent() -> None:

@@ -60,7 +60,7 @@ class Spec:
     classes: int | None = None
     """classes: how many of them a worker has."""
     sizes: tuple[int, ...] | None = None
-    """sizes: one a worker."""
+    """sizes: one per worker."""
     cut: int | None = None
     """sorted: shards end at multiples of it."""
     batch: float = 0.01
@@ -91,11 +91,11 @@ class Spec:
     start: Literal["ask-twice", "zero"] = "ask-twice"
     """How PSE begins."""
     H: int = 10
-    """Local steps a round; used by local-sgd."""
+    """Local steps per round; used by local-sgd."""
     bits: int = 4
-    """Bits an entry; used by the quantised algorithms."""
+    """Bits per entry; used by the quantised algorithms."""
     bucket: int | None = None
-    """Entries a norm; absent: one norm a vector."""
+    """Entries per norm; absent: one norm per vector."""
     smoothness: Literal["paper", "tight"] = "paper"
     """The bound on L_m that lasg-ps uses."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -140,9 +140,10 @@ class Spec:
         self._choose_laziness()
         self.laziness  # noqa: B018 (refuses what no server takes)
         QSGD(bits=self.bits, bucket=self.bucket)
-        for name, least in (("seed", 0), ("H", 1), ("iterations", 1)):
-            if getattr(self, name) < least:
-                raise LasgError(f"{name} must be an integer >= {least}, got {getattr(self, name)!r}")
+        for name, least in (("seed", 0), ("H", 1), ("iterations", 1), ("threads", 1), ("patience", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise LasgError(f"{name} must be an integer >= {least}, got {value!r}")
         if not 0 < self.batch <= 1:
             raise LasgError(f"batch must be a share of the shard in (0, 1], got {self.batch!r}")
         if not 0 <= self.lam < float("inf"):
@@ -188,10 +189,8 @@ class Spec:
             object.__setattr__(self, "marks", None)  # none is none, however it was written
         for name in ("until", "marks"):
             budgets = getattr(self, name)
-            for kind, value in (budgets or {}).items():
-                check_budget(kind, value)
             if budgets is not None:
-                object.__setattr__(self, name, {kind: _budget(kind, value) for kind, value in budgets.items()})
+                object.__setattr__(self, name, {kind: check_budget(kind, value) for kind, value in budgets.items()})
         wrong = [kind for kind in self.marks or {} if kind in {"loss", "iterations"}]
         if wrong:
             raise LasgError(f"marks are uploads, bits or gradients, got {wrong[0]}")
@@ -201,10 +200,6 @@ class Spec:
     def _check_neural(self) -> None:
         if self.clip is not None:
             check_norm(self.clip)
-        for name in ("threads", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise LasgError(f"{name} must be an integer >= 1, got {value!r}")
         only = [name for name in NEURAL_ONLY if not self.neural and getattr(self, name) is not None]
         if only:
             raise LasgError(f"{only[0]} is a network's setting, and the run has no model: set model, or leave it out")
@@ -283,17 +278,13 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
-def _budget(kind: str, value: float) -> float:
-    """Return a budget as one of equal numbers, so that 1000 and 1e3 are the same run: a loss is a float."""
-    return float(value) if kind == "loss" or value != int(value) else int(value)
-
-
-def check_budget(kind: str, value: float) -> None:
-    """Refuse a budget that no run can end on."""
+def check_budget(kind: str, value: float) -> float:
+    """Return a budget as one of equal numbers, so that 1000 and 1e3 are one run; refuse one that no run can end on."""
     if kind not in BUDGETS:
         raise LasgError(f"unknown budget {kind!r}: a run can end on {', '.join(BUDGETS)}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise LasgError(f"the budget {kind} must be a positive number, got {value!r}")
+    return float(value) if kind == "loss" or value != int(value) else int(value)
 
 
 def with_budget(spec: Spec, kind: str, value: float) -> Spec:
@@ -366,9 +357,10 @@ def parse_pairs(texts: Iterable[str], what: str) -> dict[str, Any]:
 
 def _typed(key: str, hint: Any, value: Any) -> Any:
     """Check one value against its annotation; an int serves as a float, a list as a tuple."""
-    for option in _options(hint):
+    options = get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
+    for option in options:
         origin = get_origin(option)
-        if origin is Literal and value in get_args(option) and isinstance(value, str):
+        if origin is Literal and isinstance(value, str) and value in get_args(option):
             return value
         if origin is tuple and isinstance(value, list | tuple) and all(_is_int(v) for v in value):
             return tuple(value)
@@ -376,11 +368,9 @@ def _typed(key: str, hint: Any, value: Any) -> Any:
             return _plain(value)
         if option is float and (_is_int(value) or isinstance(value, float)):
             return float(value)
-        if (option is int and _is_int(value)) or (option is bool and isinstance(value, bool)):
+        if origin is None and isinstance(value, option) and isinstance(value, bool) == (option is bool):
             return value
-        if (option is str and isinstance(value, str)) or (option is type(None) and value is None):
-            return value
-    wanted = " or ".join(_describe(option) for option in _options(hint) if option is not type(None))
+    wanted = " or ".join(_describe(option) for option in options if option is not type(None))
     raise LasgError(f"{key} must be {wanted}, got {value!r}")
 
 
@@ -395,14 +385,8 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
-
-
 def _describe(option: Any) -> str:
     if get_origin(option) is Literal:
         return " or ".join(repr(value) for value in get_args(option))
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-    if option in names:
-        return names[option]
-    return "a list of integers" if get_origin(option) is tuple else "a table"
+    return names.get(option) or ("a list of integers" if get_origin(option) is tuple else "a table")

@@ -106,7 +106,7 @@ class Run:
         return "the same call of lasg.train" if self.spec.own_parts else f"`lasg resume {self.folder}`"
 
     def frame(self) -> pd.DataFrame:
-        """Return the trace as a pandas DataFrame: a row an evaluation, with loss, accuracy and the ledger."""
+        """Return the trace as a pandas DataFrame: a row per evaluation, with loss, accuracy and the ledger."""
         try:
             import pandas as pd
         except ImportError:
