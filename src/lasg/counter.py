@@ -64,15 +64,15 @@ def keys(seed: int, purpose: int, workers: npt.ArrayLike, rounds: npt.ArrayLike)
 
 
 def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:
-    """Return `n` uniform numbers in [0, 1) a key, as a last dimension of length `n`."""
+    """Return `n` uniform numbers in [0, 1) per key, as a last dimension of length `n`."""
     if key.size * n <= PIECE:
         return unit(mix(key[..., None] + words(np.arange(1, n + 1))))
-    found = np.empty((*key.shape, n))
+    drawn = np.empty((*key.shape, n))
     step = max(1, PIECE // key.size)
     for start in range(0, n, step):
         positions = words(np.arange(start + 1, min(n, start + step) + 1))
-        found[..., start : start + step] = unit(mix(key[..., None] + positions))
-    return found
+        drawn[..., start : start + step] = unit(mix(key[..., None] + positions))
+    return drawn
 
 
 def unit(z: UInt64) -> npt.NDArray[np.float64]:

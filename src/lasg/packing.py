@@ -44,14 +44,11 @@ def flatten(node: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if isinstance(node, list | tuple):
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [flatten(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
-    if isinstance(node, np.ndarray):
+    if isinstance(node, np.ndarray) or hasattr(node, "detach"):
+        kind, array = ("array", node) if isinstance(node, np.ndarray) else ("tensor", node.detach().cpu().numpy())
         name = f"{len(arrays)}{path}"  # the number tells {1: x} from {"1": x}
-        arrays[name] = np.asarray(node, order="C")
-        return {"array": name}
-    if hasattr(node, "detach"):
-        name = f"{len(arrays)}{path}"
-        arrays[name] = np.asarray(node.detach().cpu().numpy(), order="C")
-        return {"tensor": name}
+        arrays[name] = np.asarray(array, order="C")
+        return {kind: name}
     if node is None or isinstance(node, bool | int | float | str):
         return {"value": node}
     raise LasgError(f"the state at {path} is a {type(node).__name__}, which a checkpoint cannot hold")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lasg.analysis.compare import Spread, row_at, spent_at, summarise
-from lasg.analysis.tune import parse_grid, points, rank
+from lasg.analysis.tune import points, rank
+from lasg.cli.options import parse_grid
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
 from lasg.report import formatting

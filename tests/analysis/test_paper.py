@@ -8,10 +8,11 @@ import pytest
 
 from lasg.analysis import paper
 from lasg.analysis.compare import Spread
-from lasg.analysis.paper import COLUMNS, Cell, Result, judge
+from lasg.analysis.paper import Cell, Result, judge
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.report import figure_data, paper_tables
+from lasg.report.paper_tables import COLUMNS, to_row
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small
 
@@ -93,14 +94,14 @@ def test_our_number_is_the_loss_when_a_budget_was_first_spent(tmp_path: Path) ->
 
 
 def test_a_result_has_the_columns_of_the_table_and_ours() -> None:
-    values = result(0.4, 0.42, 0.01).to_dict()
+    values = to_row(result(0.4, 0.42, 0.01))
     assert list(values) == [*COLUMNS, "ours", "spread", "seeds", "deviation"]
     assert (values["loss"], values["ours"], values["spread"], values["seeds"]) == (0.4, 0.42, 0.01, 5)
     assert values["deviation"] == pytest.approx(0.05)
 
 
 def test_one_seed_has_no_spread() -> None:
-    assert result(0.4, 0.42, seeds=1).to_dict()["spread"] is None
+    assert to_row(result(0.4, 0.42, seeds=1))["spread"] is None
 
 
 def test_our_number_is_the_mean_loss_when_the_budget_is_spent(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_cell_the_paper_left_empty_is_neither_right_nor_wrong() -> None:
 
 
 def test_a_table_as_csv_has_its_numbers_with_six_digits() -> None:
-    text = paper_tables.to_csv([result(0.4, 1 / 3, 0.01).to_dict()])
+    text = paper_tables.to_csv([to_row(result(0.4, 1 / 3, 0.01))])
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["ours"], row["loss"], row["budget"]) == ("0.333333", "0.4", "1000")
 

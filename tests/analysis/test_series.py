@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lasg.analysis.series import PROBLEM, check_one_problem, in_order, series
+from lasg.analysis.series import PROBLEM, check_one_problem, series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
+from lasg.report.style import sort_series
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small
@@ -164,18 +165,18 @@ def test_a_budget_written_as_1000_and_as_1e3_does_not_give_two_series_of_one_nam
 def test_series_come_in_the_order_in_which_the_twelve_are_listed() -> None:
     names = list(ALGORITHMS)
     random.Random(1).shuffle(names)
-    assert [one.label for one in in_order(series([run_of(small(name)) for name in names]))] == list(ALGORITHMS)
+    assert [one.label for one in sort_series(series([run_of(small(name)) for name in names]))] == list(ALGORITHMS)
 
 
 def test_composed_algorithms_come_last_as_they_appeared() -> None:
     names = ["wk2+qsgd8", "qsgd", "always+H4", "sgd", "lag+dense"]
-    found = in_order(series([run_of(small(name)) for name in names]))
+    found = sort_series(series([run_of(small(name)) for name in names]))
     assert [one.algorithm for one in found] == ["sgd", "qsgd", "wk2+qsgd8", "always+H4", "lag+dense"]
 
 
 def test_settings_of_one_algorithm_come_by_their_numbers() -> None:
     specs = [small("lag-wk", c=c) for c in (4, 10, 0.4, 1)] + [small("sgd")]
-    found = [one.label for one in in_order(series([run_of(spec) for spec in specs]))]
+    found = [one.label for one in sort_series(series([run_of(spec) for spec in specs]))]
     assert found == ["sgd", "lag-wk c=0.4", "lag-wk c=1", "lag-wk c=4", "lag-wk c=10"]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import lasg as package
-from lasg.analysis.paper import COLUMNS
 from lasg.cli import training as commands
 from lasg.core.algorithms import ALGORITHMS
 from lasg.core.ledger import COUNTS
 from lasg.data.sources import DATASETS
+from lasg.report.paper_tables import COLUMNS
 from lasg.runs import store
 from lasg.runs.tasks import TASKS
 

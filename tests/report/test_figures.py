@@ -15,13 +15,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from lasg.analysis import link_time, paper
 from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.link_model import PRESETS, LinkModel
-from lasg.analysis.series import in_order, series
+from lasg.analysis.series import series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.report import axes, plots
 from lasg.report.curves import mean_curve, staleness
 from lasg.report.paper_figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
-from lasg.report.style import LINES, MARKERS, style, styles
+from lasg.report.style import LINES, MARKERS, sort_series, style, styles
 from lasg.runs.store import Run, read
 from lasg.runs.tasks import SETTINGS, TASKS
 from tests.runs.samples import made_up, small
@@ -462,7 +462,7 @@ def test_two_algorithms_of_one_colour_differ_in_line_and_marker(colour: str) -> 
 )
 def test_settings_of_one_algorithm_look_different(tmp_path: Path, specs: list[Any]) -> None:
     runs = [made_up(tmp_path / str(i), spec, ROWS) for i, spec in enumerate(specs)]
-    looks = styles(in_order(series(runs)))
+    looks = styles(sort_series(series(runs)))
     assert len(set(looks)) == len(specs)
 
 

@@ -21,7 +21,7 @@ import lasg
 from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
 from lasg.analysis.link_model import PRESETS, LinkModel
-from lasg.analysis.series import in_order, series
+from lasg.analysis.series import series
 from lasg.cli import training as commands
 from lasg.cli.main import main
 from lasg.core.algorithms import ALGORITHMS
@@ -29,6 +29,7 @@ from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
 from lasg.report import page
 from lasg.report.curves import thin
+from lasg.report.style import sort_series
 from lasg.runs import store
 from lasg.runs.runner import run
 from lasg.runs.spec import Spec
@@ -590,7 +591,7 @@ def check_seed(shown: dict[str, Any], one: Run, networks: Sequence[LinkModel], m
 def test_every_point_of_every_seed_is_the_traces_with_both_ends(runs: list[Run], real: Node) -> None:
     data = data_of(real)
     assert (chosen_network(real), networks_of(real)) == ("home", list(PRESETS))
-    for shown, one in zip(data["series"], in_order(series(runs)), strict=True):
+    for shown, one in zip(data["series"], sort_series(series(runs)), strict=True):
         assert shown["label"] == one.label
         assert [seed["seed"] for seed in shown["seeds"]] == [run.spec.seed for run in one.runs] == [0, 1]
         for seed, run_ in zip(shown["seeds"], one.runs, strict=True):
@@ -598,7 +599,7 @@ def test_every_point_of_every_seed_is_the_traces_with_both_ends(runs: list[Run],
 
 
 def test_the_mean_curve_is_the_mean_of_the_seeds_after_the_same_rounds(runs: list[Run], real: Node) -> None:
-    for shown, one in zip(data_of(real)["series"], in_order(series(runs)), strict=True):
+    for shown, one in zip(data_of(real)["series"], sort_series(series(runs)), strict=True):
         mean = shown["mean"]
         # Both seeds of these runs are evaluated in every round, and there are fewer rounds than points.
         length = min(len(run.trace["loss"]) for run in one.runs)
@@ -643,7 +644,7 @@ def unpacked(raster: dict[str, Any]) -> Any:
 
 
 def test_the_raster_is_who_uploaded(runs: list[Run], real: Node) -> None:
-    for shown, one in zip(data_of(real)["series"], in_order(series(runs)), strict=True):
+    for shown, one in zip(data_of(real)["series"], sort_series(series(runs)), strict=True):
         raster, first = shown["raster"], one.runs[0]
         np.testing.assert_array_equal(unpacked(raster), first.uploads)
         assert raster["workers"] == list(range(6))
@@ -681,7 +682,7 @@ def test_twelve_algorithms_with_five_seeds_and_long_traces_are_less_than_5_megab
     assert len(html.encode()) < 5_000_000
     data = data_of(parsed(html))
     assert len(data["series"]) == 12
-    for shown, one in zip(data["series"], in_order(series(runs)), strict=True):
+    for shown, one in zip(data["series"], sort_series(series(runs)), strict=True):
         assert len(shown["seeds"]) == 5
         for seed, run_ in zip(shown["seeds"], one.runs, strict=True):
             for name in ("iterations", "uploads", "bits_up", "gradients", "loss", "accuracy"):

@@ -1,7 +1,7 @@
 """A network and compute model: what a round would last on real links. docs/network.md gives the presets' sources.
 
 A round lasts until its slowest participant is done. A participant waits for the model (latency + bits / down),
-computes (evaluations x seconds a gradient), and answers (latency + bits / up). Under a worker rule everybody takes
+computes (evaluations x seconds per gradient), and answers (latency + bits / up). Under a worker rule everybody takes
 part, and a silent worker answers with its flag. Under a server rule those that were not asked cost nothing. The
 server's own work and link are never the bottleneck. On a shared channel the answers queue: a round lasts until the
 slowest is ready to answer, and then as long as all answers take one after another.
@@ -9,6 +9,7 @@ slowest is ready to answer, and then as long as all answers take one after anoth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -24,29 +25,27 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """Links and speed of the workers: one number for all, or one a worker."""
+    """Links and speed of the workers: one number for all, or one per worker."""
 
     name: str
     latency: float | tuple[float, ...]
     """Seconds one way: half a round trip."""
     up: float | tuple[float, ...]
-    """Bits a second, worker to server."""
+    """Bits per second, worker to server."""
     down: float | tuple[float, ...]
-    """Bits a second, server to worker."""
+    """Bits per second, server to worker."""
     gradient: float | tuple[float, ...]
-    """Seconds a gradient evaluation: one minibatch gradient."""
+    """Seconds per gradient evaluation: one minibatch gradient."""
     shared: bool = False
     """Whether all are on one channel, a radio cell: the model is broadcast once, uploads go one after another."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.shared, bool):
             raise LasgError(f"network {self.name}: shared must be true or false, got {self.shared!r}")
-        for name, least in (("latency", 0), ("up", None), ("down", None), ("gradient", 0)):
+        for name, wanted in (("latency", ">= 0"), ("up", "> 0"), ("down", "> 0"), ("gradient", ">= 0")):
             given = getattr(self, name)
             values = given if isinstance(given, list | tuple) else (given,)
-            numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-            if not values or not numbers or not all(_inside(v, least) for v in values):
-                wanted = "> 0" if least is None else ">= 0"
+            if not values or not all(_is_finite(v) and (v > 0 or (v == 0 and wanted == ">= 0")) for v in values):
                 raise LasgError(
                     f"network {self.name}: {name} must be a number {wanted} or a list of them, got {given!r}"
                 )
@@ -54,21 +53,21 @@ class LinkModel:
                 object.__setattr__(self, name, tuple(given))
 
     def per_worker(self, workers: int) -> dict[str, FloatArray]:
-        """Return each number as an array, one entry a worker."""
-        found: dict[str, FloatArray] = {}
+        """Return each number as an array, one entry per worker."""
+        numbers: dict[str, FloatArray] = {}
         for name in NUMBERS:
             values = np.atleast_1d(np.asarray(getattr(self, name), np.float64))
             if len(values) not in {1, workers}:
                 raise LasgError(f"network {self.name}: {name} lists {len(values)} workers, the run has {workers}")
-            found[name] = np.broadcast_to(values, (workers,))
-        return found
+            numbers[name] = np.broadcast_to(values, (workers,))
+        return numbers
 
 
 NUMBERS = tuple(field.name for field in fields(LinkModel) if field.name not in {"name", "shared"})
 
 
-def _inside(value: Any, least: float | None) -> bool:
-    return bool(0 < value < float("inf") if least is None else least <= value < float("inf"))
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < math.inf
 
 
 class Traffic(NamedTuple):
@@ -79,7 +78,7 @@ class Traffic(NamedTuple):
     server_rule: bool
     """Whether only those that were asked, and so uploaded, took part."""
     evaluations: IntArray
-    """Gradient evaluations of a participant, one number a round."""
+    """Gradient evaluations of a participant, one number per round."""
     model_bits: float
     """A download."""
     upload_bits: float

@@ -6,7 +6,7 @@ import csv
 import importlib.resources
 import io
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,10 @@ from lasg.runs.spec import Spec, with_budget
 from lasg.runs.store import Run
 from lasg.runs.tasks import task
 
-COLUMNS = ("table", "setting", "task", "budget_kind", "budget", "algorithm", "loss")
 PAPER = {"start": "zero"}
 """What the paper's tables were made with where our default is another: docs/deviations.md."""
 CAP = 200_000
 """Iterations after which a run ends whatever its budget."""
-
-
 NEURAL_TASKS = ("mnist-nn",)
 """The tables' tasks that train a network."""
 NEURAL_UPLOADS = 10_000
@@ -88,23 +85,15 @@ class Result:
         """ours / paper - 1."""
         return None if self.cell.loss is None else self.ours.mean / self.cell.loss - 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the columns of the paper's table and ours."""
-        values = {name: getattr(self.cell, name) for name in COLUMNS}
-        spread = self.ours.std if self.seeds > 1 else None
-        return {**values, "ours": self.ours.mean, "spread": spread, "seeds": self.seeds, "deviation": self.deviation}
-
-
-def _float_or_none(text: str) -> float | None:
-    return float(text) if text else None
-
 
 def printed() -> list[Cell]:
     """Return every cell of the paper's Tables 1-4."""
     text = (importlib.resources.files("lasg.analysis") / "paper_tables.csv").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
-    numbers: dict[str, Callable[[str], Any]] = {"table": int, "budget": int, "loss": _float_or_none}
-    return [Cell(**{key: numbers.get(key, str)(value) for key, value in row.items()}) for row in rows]
+    for row in rows:
+        row |= {"table": int(row["table"]), "budget": int(row["budget"])}
+        row["loss"] = float(row["loss"]) if row["loss"] else None
+    return [Cell(**row) for row in rows]
 
 
 def cells(table: int, tasks: Sequence[str] = (), algorithms: Sequence[str] = tuple(ALGORITHMS)) -> list[Cell]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.runs.spec import OWN, Spec
 from lasg.runs.store import Run
@@ -52,8 +50,8 @@ def series(runs: Iterable[Run]) -> list[Series]:
         known = seeds.get(run.spec.seed)
         if known is None or (known.spec != run.spec and _length(run) > _length(known)):
             seeds[run.spec.seed] = run
-    found = [tuple(seeds.values()) for seeds in groups.values()]
-    return [Series(_label(group[0], [other[0] for other in found]), group) for group in found]
+    grouped = [tuple(seeds.values()) for seeds in groups.values()]
+    return [Series(_label(group[0], [other[0] for other in grouped]), group) for group in grouped]
 
 
 def settings(spec: Spec) -> dict[str, Any]:
@@ -104,26 +102,6 @@ def _shown(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def in_order(found: Iterable[Series]) -> list[Series]:
-    """Sort series as the twelve algorithms are listed everywhere, others after them; settings by their numbers."""
-    listed = list(found)
-    place = {name: i for i, name in enumerate(dict.fromkeys([*ALGORITHMS, *(one.algorithm for one in listed)]))}
-    return sorted(listed, key=lambda one: (place[one.algorithm], _by_numbers(one.label)))
-
-
-def _by_numbers(label: str) -> list[tuple[float, str]]:
-    """Return a key that sorts c=4 before c=10."""
-    parts = re.split(r"(?<==)([-+\d.e]+)", label)
-    return [(_number(part), part) for part in parts]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
 def check_one_problem(runs: Sequence[Run]) -> None:
     """Refuse runs whose losses cannot be compared."""
     if not runs:
@@ -141,7 +119,7 @@ def check_one_problem(runs: Sequence[Run]) -> None:
     parts = [
         f"{name}: {_brief(one[PROBLEM.index(name)])} and {_brief(other[PROBLEM.index(name)])}" for name in differing
     ]
-    found = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
+    counts = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
     advice = "Name the folders of one of them"
     if {"task", "partition"} & set(differing):
         where = runs[0].folder.parent / f"{runs[0].spec.family}-*"
@@ -149,7 +127,7 @@ def check_one_problem(runs: Sequence[Run]) -> None:
     shown = "; ".join(parts) or "the data file: two versions of it"
     raise LasgError(
         f"these runs are of {len(kinds)} different problems ({shown}) "
-        f"and cannot be compared: {'; '.join(found[:5])}{'; ...' if len(found) > 5 else ''}. {advice}"
+        f"and cannot be compared: {'; '.join(counts[:5])}{'; ...' if len(counts) > 5 else ''}. {advice}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lasg.analysis.compare import Summary, summarise
 from lasg.errors import LasgError
-from lasg.runs.spec import Spec, parse_value
+from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 
 
@@ -30,23 +30,6 @@ class Tried:
         if self.target is not None and self.summary.complete:
             return (False, self.summary.counts["uploads"].mean)
         return (self.target is not None, self.summary.loss.mean)
-
-
-def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read `eta=0.1,0.2,c=0.1,1`: a key starts at every `name=`, its values follow, separated by commas."""
-    grid: dict[str, list[Any]] = {}
-    key = None
-    for part in ",".join(texts).split(","):
-        name, equals, value = part.rpartition("=")
-        if equals:
-            key = name.strip()
-            if not key or key in grid:
-                raise LasgError(f"the grid names {key!r} twice or not at all: write --grid eta=0.05,0.1,c=0.1,1")
-            grid[key] = []
-        if key is None or not value.strip():
-            raise LasgError(f"cannot read the grid at {part!r}: write --grid eta=0.05,0.1,c=0.1,1")
-        grid[key].append(parse_value(value.strip()))
-    return grid
 
 
 def points(

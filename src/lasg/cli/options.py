@@ -12,7 +12,7 @@ import typer
 from lasg.analysis.paper import CAP
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
-from lasg.runs.spec import Spec, parse_pairs, with_budget
+from lasg.runs.spec import Spec, parse_pairs, parse_value, with_budget
 
 RUNS = Path("runs")
 """Where runs are stored if nobody says otherwise."""
@@ -108,6 +108,23 @@ def split_algorithms(text: str) -> list[str]:
     if twice:
         raise LasgError(f"-a names {twice} twice: name each algorithm once; to compare settings, lasg tune")
     return [algorithm(name).name for name in names]
+
+
+def parse_grid(texts: list[str]) -> dict[str, list[Any]]:
+    """Read `eta=0.1,0.2,c=0.1,1`: a key starts at every `name=`, its values follow, separated by commas."""
+    grid: dict[str, list[Any]] = {}
+    key = None
+    for part in ",".join(texts).split(","):
+        name, equals, value = part.rpartition("=")
+        if equals:
+            key = name.strip()
+            if not key or key in grid:
+                raise LasgError(f"the grid names {key!r} twice or not at all: write --grid eta=0.05,0.1,c=0.1,1")
+            grid[key] = []
+        if key is None or not value.strip():
+            raise LasgError(f"cannot read the grid at {part!r}: write --grid eta=0.05,0.1,c=0.1,1")
+        grid[key].append(parse_value(value.strip()))
+    return grid
 
 
 def read_changes(texts: list[str], *, scale: bool = False) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _print_table(
 ) -> None:
     """Write a table's files and print it."""
     verdict = papers.judge(found, papers.cells(found[0].cell.table, tasks))
-    rows = [result.to_dict() for result in found]
+    rows = [paper_tables.to_row(result) for result in found]
     command = f"lasg paper {what} --seeds {len(seeds)} --first-seed {seeds.start}"
     command += "".join(f" --task {name}" for name in tasks) + only + "".join(f" --set {change}" for change in changes)
     once = {run.folder: run for run in runs}.values()

@@ -10,7 +10,7 @@ import typer
 from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
 from lasg.analysis.link_model import LinkModel
-from lasg.analysis.tune import parse_grid, points, rank
+from lasg.analysis.tune import points, rank
 from lasg.cli import catalog, live, options, show, theory_note
 from lasg.cli.options import RUNS
 from lasg.cli.running import both, execute, resumable, writing
@@ -291,7 +291,7 @@ def tune(
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
     values = options.read_changes(changes, scale=scale)
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
-    tried = points(base, parse_grid(grid), range(first_seed, first_seed + seeds))
+    tried = points(base, options.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
     done = execute(
         flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, csv=csv, tensorboard=tensorboard

@@ -36,14 +36,14 @@ class Buffers:
     def __init__(self, module: nn.Module, workers: int) -> None:
         self.module = module
         # By owner and name: a module may put a new tensor in a buffer's place.
-        found = [
+        owned = [
             (prefix, part, name)
             for prefix, part in module.named_modules()
             for name, value in part._buffers.items()
             if value is not None
         ]
-        self.names = [f"{prefix}.{name}" if prefix else name for prefix, _, name in found]
-        self.places = [(part, name) for _, part, name in found]
+        self.names = [f"{prefix}.{name}" if prefix else name for prefix, _, name in owned]
+        self.places = [(part, name) for _, part, name in owned]
         self.start = [value.clone() for value in self.read()]
         self.own = [value.expand(workers, *value.shape).clone() for value in self.start]
         # An attention mask may hold -inf from the start, and may go on to.
@@ -113,13 +113,15 @@ class Buffers:
         kinds = [
             (name, str(value.dtype), tuple(value.shape)) for name, value in zip(self.names, self.start, strict=True)
         ]
-        return f"{len(kinds)} of {sum(map(_size, self.start))} bytes, {zlib.crc32(repr(kinds).encode()):08x}"
+        return (
+            f"{len(kinds)} of {sum(start.nbytes for start in self.start)} bytes, {zlib.crc32(repr(kinds).encode()):08x}"
+        )
 
     def pack(self, m: int) -> tuple[list[int], ByteArray]:
         """Return worker m's buffers that are not as they were at the start: their numbers, and their bytes."""
         which = [i for i, start in enumerate(self.start) if not torch.equal(self.own[i][m], start)]
-        found = [self.own[i][m].reshape(-1).view(torch.uint8).cpu().numpy() for i in which]
-        return which, np.concatenate([np.zeros(0, np.uint8), *found])
+        parts = [self.own[i][m].reshape(-1).view(torch.uint8).cpu().numpy() for i in which]
+        return which, np.concatenate([np.zeros(0, np.uint8), *parts])
 
     def unpack(self, which: Any, data: Any) -> list[Tensor]:
         """Undo `pack`, whoever sent it; what cannot be a worker's buffers is refused with the reason."""
@@ -128,7 +130,7 @@ class Buffers:
             raise LasgError("its buffers are not named by their numbers")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
             raise LasgError("its buffers are not bytes")
-        sizes = [_size(self.start[i]) for i in which]
+        sizes = [self.start[i].nbytes for i in which]
         if len(data) != sum(sizes):
             raise LasgError(f"its buffers have {len(data)} bytes, not {sum(sizes)}")
         values = [start.clone() for start in self.start]
@@ -158,16 +160,11 @@ class Buffers:
             own.copy_(state[str(i)])
 
 
-def _size(value: Tensor) -> int:
-    return value.numel() * value.itemsize
-
-
 def _from_bytes(data: ByteArray, like: Tensor, name: str) -> Tensor:
     """Return bytes as a tensor of the dtype, shape and device of `like`."""
     if like.dtype == torch.bool and bool((data > 1).any()):
         raise LasgError(f"its buffer {name} is not of zeros and ones")
-    found = torch.from_numpy(data.copy()).view(like.dtype)
-    return found.reshape(like.shape).to(like.device)
+    return torch.from_numpy(data.copy()).view(like.dtype).reshape(like.shape).to(like.device)
 
 
 def _pooled(own: Tensor, weights: FloatArray) -> Tensor:
@@ -179,5 +176,5 @@ def _pooled(own: Tensor, weights: FloatArray) -> Tensor:
 
 def _mean(rows: Tensor, weights: FloatArray) -> Tensor:
     """Return the weighted mean over the first dimension."""
-    found: Tensor = torch.tensordot(torch.as_tensor(weights, dtype=rows.dtype, device=rows.device), rows, 1)
-    return found
+    mean: Tensor = torch.tensordot(torch.as_tensor(weights, dtype=rows.dtype, device=rows.device), rows, 1)
+    return mean

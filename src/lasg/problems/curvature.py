@@ -19,11 +19,11 @@ def power_iteration(
     `tolerance` of itself.
     """
     vector = start / float(norms(start))
-    found = 0.0
+    largest = 0.0
     for _ in range(steps):
         product = times(vector)
         size = float(norms(product))
-        if size <= found * (1 + tolerance):
-            return max(size, found)
-        found, vector = size, product / size
-    return found
+        if size <= largest * (1 + tolerance):
+            return max(size, largest)
+        largest, vector = size, product / size
+    return largest

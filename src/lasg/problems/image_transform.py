@@ -19,7 +19,7 @@ class ImageTransform:
     """What is done to a batch of images `(b, channels, height, width)` before the model sees it."""
 
     mean: tuple[float, ...] = ()
-    """Subtracted, one a channel; () leaves the pixels as they are."""
+    """Subtracted, one per channel; () leaves the pixels as they are."""
     std: tuple[float, ...] = ()
     shift: int = 0
     """Training images are shifted by up to so many pixels each way, the edges filled with zeros."""
@@ -41,11 +41,10 @@ class ImageTransform:
         if not self.shift and not self.flip:
             return x
         draws = counter.uniforms(key, 3 * len(x)).reshape(len(x), 3)
-        found = []
-        height, width = x.shape[-2:]
+        images, (height, width) = [], x.shape[-2:]
         wide = pad(x, (self.shift,) * 4)
         for image, (down, right, turn) in zip(wide, draws, strict=True):
             top, left = int(down * (2 * self.shift + 1)), int(right * (2 * self.shift + 1))
             part = image[:, top : top + height, left : left + width]
-            found.append(part.flip(-1) if self.flip and turn < 0.5 else part)
-        return torch.stack(found)
+            images.append(part.flip(-1) if self.flip and turn < 0.5 else part)
+        return torch.stack(images)

@@ -294,13 +294,8 @@ class ModuleProblem:
 
     def _changes_buffers(self) -> bool:
         """Tell whether training changes any buffer; frozen BatchNorm layers do not."""
-        frozen = {
-            id(buffer)
-            for part in self.module.modules()
-            if isinstance(part, BatchNorms) and not part.training
-            for buffer in part.buffers(recurse=False)
-        }
-        return any(id(buffer) not in frozen for buffer in self.module.buffers())
+        parts = [part for part in self.module.modules() if part.training or not isinstance(part, BatchNorms)]
+        return any(True for part in parts for _ in part.buffers(recurse=False))
 
     # -- what is measured -----------------------------------------------------------------------------------
 

@@ -202,8 +202,7 @@ class Regression:
         """
         factor = 1.0 if self.binary and reading == "paper" else self.steepest
         largest = np.array([_largest(self.features[rows]) for rows in self.shards()])
-        bound: FloatArray = factor * largest / self.samples + self.lam / self.workers
-        return bound
+        return factor * largest / self.samples + self.lam / self.workers
 
     @property
     def steepest(self) -> float:

@@ -17,13 +17,13 @@ import numpy as np
 import lasg
 from lasg.analysis.compare import Summary, shared_target, spent, summarise
 from lasg.analysis.link_model import NUMBERS, PRESETS, LinkModel
-from lasg.analysis.series import Series, check_one_problem, in_order, series
+from lasg.analysis.series import Series, check_one_problem, series
 from lasg.errors import LasgError
 from lasg.report import verdict
 from lasg.report.commands import command
 from lasg.report.curves import LABELS, mean_curve, thin
 from lasg.report.formatting import duration, factor, measure, short, small
-from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, styles
+from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, sort_series, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run
 
@@ -63,7 +63,7 @@ def build(
         if run.status == "running":
             raise LasgError(f"{run.folder} has not ended: {run.how_to_resume} goes on with it")
     first = runs[0].spec
-    shown = in_order(series(runs))
+    shown = sort_series(series(runs))
     runs = [run for one in shown for run in one.runs]
     goal = shared_target(runs) if target is None else target
     content = _Content(

@@ -10,6 +10,15 @@ from typing import Any
 from lasg.analysis.paper import NEURAL_BITS, NEURAL_TASKS, Cell, Result, Verdict
 from lasg.report.formatting import seeds_of
 
+COLUMNS = ("table", "setting", "task", "budget_kind", "budget", "algorithm", "loss")
+
+
+def to_row(result: Result) -> dict[str, Any]:
+    """Return the columns of the paper's table and ours."""
+    printed = {name: getattr(result.cell, name) for name in COLUMNS}
+    ours = {"ours": result.ours.mean, "spread": result.ours.std if result.seeds > 1 else None}
+    return {**printed, **ours, "seeds": result.seeds, "deviation": result.deviation}
+
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV; floats with six digits."""

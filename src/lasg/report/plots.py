@@ -15,14 +15,14 @@ import numpy as np
 
 from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.link_model import PRESETS, LinkModel
-from lasg.analysis.series import Series, check_one_problem, in_order, series
+from lasg.analysis.series import Series, check_one_problem, series
 from lasg.errors import LasgError, missing_extra
 from lasg.report.axes import label_axes, line
 from lasg.report.curves import LABELS, mean_curve
 from lasg.report.figure_data import uploads_per
 from lasg.report.formatting import seeds_of
 from lasg.report.rule_plots import ages, raster, sides
-from lasg.report.style import Style, styles
+from lasg.report.style import Style, sort_series, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run, read_runs
 
@@ -147,28 +147,28 @@ def finish(figure: Figure, title: str) -> Figure:
 
 def curves(runs: Sequence[Run]) -> Figure:
     """Loss against iterations, uploads and upload bits: mean over seeds, the band one standard deviation."""
-    return _panels(in_order(series(runs)), [("iterations", "loss"), ("uploads", "loss"), ("bits_up", "loss")])
+    return _panels(sort_series(series(runs)), [("iterations", "loss"), ("uploads", "loss"), ("bits_up", "loss")])
 
 
 def training(runs: Sequence[Run]) -> Figure:
     """Loss and test accuracy against iterations, uploads and upload bits."""
     pairs = [(x, y) for y in ("loss", "accuracy") for x in ("iterations", "uploads", "bits_up")]
-    return _panels(in_order(series(runs)), pairs, columns=3)
+    return _panels(sort_series(series(runs)), pairs, columns=3)
 
 
 def timed(runs: Sequence[Run], network: LinkModel = PRESETS["wireless"]) -> Figure:
     """Loss and test accuracy against simulated seconds."""
-    return _panels(in_order(series(runs)), [("seconds", "loss"), ("seconds", "accuracy")], network)
+    return _panels(sort_series(series(runs)), [("seconds", "loss"), ("seconds", "accuracy")], network)
 
 
 def gradients(runs: Sequence[Run]) -> Figure:
     """Loss against gradient evaluations."""
-    return _panels(in_order(series(runs)), [("gradients", "loss")])
+    return _panels(sort_series(series(runs)), [("gradients", "loss")])
 
 
 def trials(runs: Sequence[Run]) -> Figure:
     """Loss and test accuracy against uploads and iterations, over many seeds."""
-    shown = in_order(series(runs))
+    shown = sort_series(series(runs))
     pairs = [("uploads", "loss"), ("uploads", "accuracy"), ("iterations", "loss"), ("iterations", "accuracy")]
     if any(np.isnan(run.trace["accuracy"]).any() for run in runs):
         raise LasgError(f"{runs[0].spec.data} has no test set, so there is no test accuracy to draw")
@@ -245,7 +245,7 @@ def networks(runs: Sequence[Run]) -> Figure:
         raise LasgError("no run of sgd reached the loss at which the others are compared: there is nothing to draw")
     figure = Figure(figsize=(9.5, 4.4), layout="constrained")
     axis = figure.subplots()
-    shown = in_order(series(runs))
+    shown = sort_series(series(runs))
     for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
         found = [rows[one.label] or np.nan for rows in faster]
         at = np.arange(len(PRESETS)) + 0.05 * (place - len(shown) / 2)

@@ -6,7 +6,8 @@ told apart in black and white. Quantised algorithms are dashed, their markers ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lasg.analysis.series import Series
@@ -108,3 +109,23 @@ def styles(shown: Sequence[Series]) -> list[Style]:
         free = (look for look in variants if (look.colour, look.dash, look.marker) not in taken)
         found.append(next(free, style(kind)))
     return found
+
+
+def sort_series(shown: Iterable[Series]) -> list[Series]:
+    """Sort series as the twelve algorithms are listed everywhere, others after them; settings by their numbers."""
+    listed = list(shown)
+    place = {name: i for i, name in enumerate(dict.fromkeys([*ALGORITHMS, *(one.algorithm for one in listed)]))}
+    return sorted(listed, key=lambda one: (place[one.algorithm], _by_numbers(one.label)))
+
+
+def _by_numbers(label: str) -> list[tuple[float, str]]:
+    """Return a key that sorts c=4 before c=10."""
+    parts = re.split(r"(?<==)([-+\d.e]+)", label)
+    return [(_number(part), part) for part in parts]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -41,19 +41,14 @@ class _Description:
 
     def __init__(self) -> None:
         self.met: dict[int, tuple[int, Any]] = {}  # by id, and kept alive, so that no id is given twice
+        each = functools.partial(map, self.describe)
         self.ways: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-            ((list, tuple), lambda value: (type(value).__name__, *map(self.describe, value))),
-            ((set, frozenset), lambda value: (type(value).__name__, *sorted(map(repr, map(self.describe, value))))),
-            (
-                Mapping,
-                lambda value: ("mapping", *((self.describe(key), self.describe(part)) for key, part in value.items())),
-            ),
+            ((list, tuple), lambda value: (type(value).__name__, *each(value))),
+            ((set, frozenset), lambda value: (type(value).__name__, *sorted(map(repr, each(value))))),
+            (Mapping, lambda value: ("mapping", *(tuple(each(pair)) for pair in value.items()))),
             (types.FunctionType, self._function),
-            (types.MethodType, lambda value: ("method", self.describe(value.__func__), self.describe(value.__self__))),
-            (
-                functools.partial,
-                lambda value: ("partial", *map(self.describe, (value.func, value.args, value.keywords))),
-            ),
+            (types.MethodType, lambda value: ("method", *each((value.__func__, value.__self__)))),
+            (functools.partial, lambda value: ("partial", *each((value.func, value.args, value.keywords)))),
             (NAMED, _name),
             (object, self._object),
         )

@@ -8,27 +8,15 @@ from pathlib import Path
 from lasg.data import weights
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.files import replace_atomically
-from lasg.runs.spec import Spec
+from lasg.runs.spec import Spec, from_dict
 from lasg.runs.store import MODEL, Run
 
 RECIPES = {
-    "resnet18-tiny-imagenet-10a": Spec(
-        task="pretraining",
-        algorithm="sgd",
-        data="tiny-imagenet-10a",
-        model="resnet18",
-        augment=True,
-        workers=1,
-        partition="homogeneous",
-        batch=32 / 5000,
-        lam=0.0,
-        eta=0.05,
-        optimizer="SGD",
-        optimizer_options={"momentum": 0.9, "weight_decay": 5e-4},
-        schedule="CosineAnnealingLR",
-        schedule_options={"T_max": 624},
-        iterations=624,
-        evaluate=156,
+    "resnet18-tiny-imagenet-10a": from_dict(
+        {"task": "pretraining", "algorithm": "sgd", "data": "tiny-imagenet-10a", "model": "resnet18", "augment": True}
+        | {"workers": 1, "partition": "homogeneous", "batch": 32 / 5000, "lam": 0.0, "eta": 0.05}
+        | {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9, "weight_decay": 5e-4}}
+        | {"schedule": "CosineAnnealingLR", "schedule_options": {"T_max": 624}, "iterations": 624, "evaluate": 156}
     )
 }
 """By the name that the weights go by: 4 passes through the first 10 classes of tiny-imagenet."""

@@ -26,8 +26,6 @@ from lasg.runs import composition
 
 BUDGETS = ("iterations", "uploads", "bits", "gradients", "loss")
 """What a run can be stopped on: `bits` are upload bits, `loss` is looked at on every evaluation."""
-
-
 OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 HOW_LAZY = ("c", "c_d", "rho")
@@ -325,15 +323,12 @@ def from_toml(text: str) -> Spec:
 
 def read(path: Path | str) -> Spec:
     """Read a spec from a TOML file."""
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LasgError(f"cannot read the spec {path}: {error}") from None
-    try:
-        return from_toml(text)
+        return from_toml(Path(path).read_text(encoding="utf-8"))
     except LasgError as error:
         raise LasgError(f"{path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LasgError(f"cannot read the spec {path}: {error}") from None
 
 
 def parse_value(text: str) -> Any:

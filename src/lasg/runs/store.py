@@ -158,10 +158,10 @@ def read(folder: Path | str) -> Run:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise LasgError(f"cannot read {path}: {error}") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        found = meta.get("format") if isinstance(meta, dict) else None
+    version = meta.get("format") if isinstance(meta, dict) else None
+    if version != FORMAT:
         raise LasgError(
-            f"{folder} has run format {found!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
+            f"{folder} has run format {version!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
         )
     kinds = {"status": str, "engine": str, "versions": dict, "data_sha256": str, "seconds": int | float}
     wrong = [name for name, kind in kinds.items() if not isinstance(meta.get(name), kind)]
@@ -213,11 +213,9 @@ def write_trace(folder: Path, arrays: Arrays) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions that decide a run's numbers."""
-    found = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    ours = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__}
     torch = sys.modules.get("torch")
-    if torch is not None:
-        found["torch"] = str(torch.__version__)
-    return found
+    return ours if torch is None else {**ours, "torch": str(torch.__version__)}
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------

@@ -83,8 +83,6 @@ _ROWS = (
 )
 
 TASKS = {row.name: row for row in _ROWS}
-
-
 _OWN: dict[str, tuple[str, dict[str, Any]]] = {
     LIBSVM_PREFIX: ("regression on the LIBSVM file", {}),
     CSV_PREFIX: ("regression on the CSV file", {}),

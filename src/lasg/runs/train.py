@@ -36,8 +36,8 @@ def train(
     `algorithm` is lasg-wk2 or the spec's by default; `rule` and `codec` replace its own: a name, a `lasg.Rule`, an
     object with encode and decode. Called again it goes on with a run that was stopped, and returns one that is done;
     `fresh` runs it again. `settings` are those of a spec that are not the problem's: eta, D, c, H (with a rule or
-    codec, the local steps), bits, iterations, until, evaluate, optimizer, clip, patience, threads, ... (docs/spec.md). `name`
-    is the task's name in reports. `data_dir` is where the data of a spec lies.
+    codec, the local steps), bits, iterations, until, evaluate, optimizer, clip, patience, threads, ... (docs/spec.md).
+    `name` is the task's name in reports. `data_dir` is where the data of a spec lies.
     """
     folder = Path(folder)
     data_dir = path_or_none(data_dir)
