@@ -194,7 +194,7 @@ TEN = np.arange(10) % 5
         ("classes", 10, {"classes": 3}, "class . has 2 samples for 6 workers: use fewer"),
         ("sizes", 2, {"sizes": [5, 4]}, "must sum to the 10 samples, got 9: add 1"),
         ("sizes", 2, {"sizes": [5, 7]}, "must sum to the 10 samples, got 12: take away 2"),
-        ("sizes", 3, {"sizes": [5, 5]}, "one number a worker: expected 3, got 2"),
+        ("sizes", 3, {"sizes": [5, 5]}, "one number per worker: expected 3, got 2"),
         ("sizes", 2, {"sizes": [10, 0]}, "every size must be a whole number >= 1, got 0"),
         ("homogeneous", 2, {"alpha": 1.0}, "'homogeneous' has no option alpha, which belongs to dirichlet"),
         ("dirichlet", 2, {}, "'dirichlet' needs the option alpha"),

@@ -41,7 +41,7 @@ def read_link_models(text: str) -> list[LinkModel]:
 
 
 def _from_file(path: Path) -> LinkModel:
-    """Read a network from TOML: latency, up, down, gradient; each a number or a list, one a worker."""
+    """Read a network from TOML: latency, up, down, gradient; each a number or a list, one per worker."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -83,7 +83,7 @@ def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
 
 
 def seconds(run: Run, chosen: LinkModel) -> npt.NDArray[np.float64]:
-    """Return the simulated seconds that had passed at each evaluation of a run; computed once a network."""
+    """Return the simulated seconds that had passed at each evaluation of a run; computed once per network."""
     if chosen not in run.derived:
         passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])
         run.derived[chosen] = passed[run.trace["rounds"]]

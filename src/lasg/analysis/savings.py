@@ -26,7 +26,7 @@ SEARCH: dict[str, dict[str, Any]] = {
     "lasg-wk2, c = 1": {"algorithm": "lasg-wk2", "c": 1.0},
     "8 bits a 512": {"algorithm": "wk2+qsgd8:512"},
 }
-"""Other constants, and quantisers with a norm a bucket: which saves most at SGD's accuracy?"""
+"""Other constants, and quantisers with a norm per bucket: which saves most at SGD's accuracy?"""
 VARIANTS = {"savings": PAPER, "best": BEST, "search": SEARCH}
 CAP = 1300
 """Iterations of the others; SGD's are a thousand."""

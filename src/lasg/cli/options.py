@@ -66,7 +66,7 @@ DataDir = Annotated[
         file_okay=False,
     ),
 ]
-Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one a core.", min=1)]
+Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one per core.", min=1)]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
 NETWORKS = "datacenter, cross-region, home, mobile, lora, one with changes such as mobile:up=2e6, or a .toml file"

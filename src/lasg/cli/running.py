@@ -100,7 +100,7 @@ def _run_on_ranks(
     from lasg.transports.links import PATIENT, join, leave
 
     links = join(how.timeout)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # once a host
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # once per host
         fetch(listed, data_dir)
     links.gather(b"", "the data", PATIENT)
     with ExitStack() as stack:

@@ -70,7 +70,7 @@ def savings_note(summaries: Sequence[Summary]) -> list[Text]:
 
 
 def remarks(summaries: Sequence[Summary]) -> list[Text]:
-    """Say, a line an algorithm, why it has no numbers."""
+    """Say, a line per algorithm, why it has no numbers."""
     return [Text(f"{row.label}: {row.remark}") for row in summaries if row.remark]
 
 
@@ -115,7 +115,7 @@ def _cells(row: Summary, target: float | None, network: LinkModel | None) -> lis
 
 
 def times(timed: Mapping[str, Sequence[Summary]], title: str) -> Group:
-    """Return the table of simulated times: a row an algorithm, a column a network."""
+    """Return the table of simulated times: a row per algorithm, a column per network."""
     rows = [
         [
             summaries[0].label,

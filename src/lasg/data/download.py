@@ -24,7 +24,7 @@ class _Failed(Exception):  # noqa: N818  # one address failed, which is not yet 
 def obtain(dataset: str, data_dir: Path | None, *, force: bool = False, progress: Progress | None = None) -> list[Path]:
     """Return a named data set's raw files, verified; those that are not here are downloaded.
 
-    `force` downloads anew what is not in the user's own folders.
+    `force` downloads again what is not in the user's own folders.
     """
     paths = []
     for name in named(dataset).files:

@@ -116,7 +116,7 @@ def given_sizes(labels: NDArray[Any], workers: int, seed: int, sizes: Sequence[i
     count, workers = _checked(labels, workers)
     counts = [_whole("every size", size, 1) for size in sizes]
     if len(counts) != workers:
-        raise LasgError(f"sizes must have one number a worker: expected {workers}, got {len(counts)}")
+        raise LasgError(f"sizes must have one number per worker: expected {workers}, got {len(counts)}")
     if sum(counts) != count:
         off = count - sum(counts)
         change = f"add {off}" if off > 0 else f"take away {-off}"
@@ -189,7 +189,7 @@ def _whole(name: str, value: object, least: int) -> int:
 def _checked(labels: NDArray[Any], workers: int) -> tuple[int, int]:
     """Return the number of samples and of workers, both sound."""
     if labels.ndim != 1:
-        raise LasgError(f"labels must be one number a sample, got an array of shape {labels.shape}: flatten it")
+        raise LasgError(f"labels must be one number per sample, got an array of shape {labels.shape}: flatten it")
     workers = _whole("workers", workers, 1)
     if workers > len(labels):
         raise LasgError(f"{workers} workers cannot share {len(labels)} samples: use at most {len(labels)} workers")

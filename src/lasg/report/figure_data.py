@@ -44,7 +44,7 @@ def uploads_per(runs: Sequence[Run], epoch: int) -> npt.NDArray[np.float64]:
 
 
 def toy_rows(runs: Mapping[str, Sequence[Run]], epoch: int = 10) -> list[dict[str, Any]]:
-    """Return uploads per `epoch` iterations, mean over seeds, one column a series."""
+    """Return uploads per `epoch` iterations, mean over seeds, one column per series."""
     series = {label: uploads_per(group, epoch) for label, group in runs.items()}
     length = min(len(values) for values in series.values())
     return [
@@ -62,7 +62,7 @@ def gradient_specs(seeds: Sequence[int], iterations: int, setting: str) -> list[
 
 
 def gradient_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return loss against gradient evaluations, one row an evaluation of a run."""
+    """Return loss against gradient evaluations, one row per evaluation of a run."""
     return [
         {
             "algorithm": run.spec.algorithm,

@@ -312,7 +312,7 @@ def _is(value: float | None, best: float | None) -> bool:
 
 
 def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
-    """Return the table of simulated times: a row an algorithm, a column a network."""
+    """Return the table of simulated times: a row per algorithm, a column per network."""
     best = {
         name: min((row.counts["seconds"].mean for row in rows if row.counts), default=None)
         for name, rows in timed.items()

@@ -31,7 +31,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_markdown(results: Sequence[Result]) -> str:
-    """Return a table a task: algorithm, ours with its spread, the paper's, the deviation."""
+    """Return a table per task: algorithm, ours with its spread, the paper's, the deviation."""
     lines = []
     for name in dict.fromkeys(result.cell.task for result in results):
         row = [result for result in results if result.cell.task == name]

@@ -181,7 +181,7 @@ def _panels(
     network: LinkModel | None = None,
     columns: int | None = None,
 ) -> Figure:
-    """Draw one panel a pair (x, y), a curve a series; one legend for all, to the right."""
+    """Draw one panel per pair (x, y), a curve per series; one legend for all, to the right."""
     from matplotlib.figure import Figure
 
     if all(one.diverged == len(one.runs) for one in shown):
@@ -217,7 +217,7 @@ def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: i
 
 
 def toy(runs: Sequence[Run]) -> Figure:
-    """Uploads in every 10 iterations, one curve a series."""
+    """Uploads in every 10 iterations, one curve per series."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")

@@ -20,7 +20,7 @@ RASTER_ROUNDS = 200
 
 
 def raster(runs: Sequence[Run]) -> Figure:
-    """Who uploads when: workers x rounds, a dot an upload."""
+    """Who uploads when: workers x rounds, a dot per upload."""
     from matplotlib.figure import Figure
 
     workers = runs[0].spec.workers

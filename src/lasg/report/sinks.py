@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 class Csv:
-    """One row an evaluation of a run, written as it comes."""
+    """One row per evaluation of a run, written as it comes."""
 
     COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
 
@@ -66,7 +66,7 @@ class Csv:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, a folder a run; the step is the iteration."""
+    """Scalars for TensorBoard, a folder per run; the step is the iteration."""
 
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)

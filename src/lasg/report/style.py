@@ -1,6 +1,6 @@
 """How an algorithm looks: the same colour, line and marker in every figure and in the report.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers, one a rule. Markers differ too, so that curves can be
+Colours are Okabe and Ito's, told apart by colour-blind readers, one per rule. Markers differ too, so that curves can be
 told apart in black and white. Quantised algorithms are dashed, their markers hollow.
 """
 

@@ -30,7 +30,7 @@ class Run:
     bits: int | None = None
     """Of an entry of a quantised upload; None: not quantised."""
     bucket: int | None = None
-    """Entries a norm."""
+    """Entries per norm."""
     neural: bool = False
     """Whether a neural network is trained."""
 

@@ -246,7 +246,7 @@ def _descents(plan: Plan, traces: Traces) -> Iterator[Claim | Curve]:
 
 
 def _used(job: Job, plan: Plan, runs: Sequence[Trace]) -> tuple[Vector, Vector]:
-    """Return, a row a seed, what is left for the noise term of eqn:lossdescent and eqn:lyapunovdescent, over it."""
+    """Return, a row per seed, what is left for the noise term of eqn:lossdescent and eqn:lyapunovdescent, over it."""
     is_convex = job.part == "descent-convex"
     theorem = strongly_convex_theorem() if is_convex else nonconvex_theorem(job.algorithm)
     steps = schedule(job, plan)

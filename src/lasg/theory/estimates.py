@@ -137,6 +137,6 @@ class Curve:
 
 
 def curve(part: str, algorithm: str, x: Vector, samples: Vector, bound: Vector | None = None) -> Curve:
-    """Return the curve of samples, one row a seed."""
+    """Return the curve of samples, one row per seed."""
     mean, half = interval(samples)
     return Curve(part=part, algorithm=algorithm, x=np.asarray(x, np.float64), mean=mean, half=half, bound=bound)

@@ -38,7 +38,7 @@ PRECISION = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """The numbers of a problem; sequences have one a worker."""
+    """The numbers of a problem; sequences have one per worker."""
 
     L: float
     """The smoothness of the whole loss."""

@@ -77,11 +77,11 @@ class Quadratics:
     """
 
     curvature: Vector
-    """h, one row a worker."""
+    """h, one row per worker."""
     centre: Vector
-    """t, one row a worker."""
+    """t, one row per worker."""
     deviation: Vector
-    """s, one number a worker."""
+    """s, one number per worker."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -155,9 +155,9 @@ class Ripples:
     """
 
     height: Vector
-    """a, one number a worker."""
+    """a, one number per worker."""
     phase: Vector
-    """u, one row a worker."""
+    """u, one row per worker."""
     deviation: float
     """s."""
 
