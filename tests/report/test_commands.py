@@ -72,6 +72,10 @@ def test_a_plain_run_has_a_plain_command(setting: str) -> None:
     assert line(spec) == f"lasg run digits -a lasg-wk2 --seed 3 --setting {setting}"
 
 
+def test_a_partition_without_the_tasks_own_options_is_set_in_the_other_setting() -> None:
+    check(task("mnist-nn").spec("sgd", setting="homogeneous", partition="sizes"))
+
+
 def test_only_what_differs_from_the_task_is_in_the_command() -> None:
     spec = task("digits").spec("lasg-wk2", eta=0.25, D=50)
     assert line(spec) == "lasg run digits -a lasg-wk2 --seed 0 --setting heterogeneous --set eta=0.25"

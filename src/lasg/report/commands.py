@@ -22,16 +22,19 @@ def command(spec: Spec) -> str | None:
         return None
     try:
         bases = {name: task(spec.task).spec(spec.algorithm, setting=name, seed=spec.seed) for name in SETTINGS}
-        setting = next((name for name, base in bases.items() if base.partition == spec.partition), None)
+        fitting = (name for name, base in bases.items() if base.partition == spec.partition and not _lacks(spec, base))
+        setting = next(fitting, None)
         # Another partition has other options than the task's: they are dropped with it.
         base = bases[setting] if setting else bases["homogeneous"]
     except LasgError:
         return None
     words = ["lasg", "run", spec.task, "-a", spec.algorithm, "--seed", str(spec.seed)]
+    if not setting and any(other.partition == spec.partition for other in bases.values()):
+        words += ["--setting", "homogeneous"]  # or the options of that partition would come with it
     words += ["--setting", setting] if setting else ["--set", f"partition={spec.partition}"]
+    if _lacks(spec, base):
+        return None
     given, usual = spec.to_dict(), base.to_dict()
-    if any(key not in given for key in usual if key not in HOW_LAZY):
-        return None  # a default that was taken away: no --set does that
     changed = {key: value for key, value in given.items() if key not in _OWN and usual.get(key) != value}
     # How lazy a run is by default depends on its data and optimizer: it is said where it is not that.
     changed = {key: value for key, value in changed.items() if key not in HOW_LAZY}
@@ -46,6 +49,11 @@ def command(spec: Spec) -> str | None:
     for kind, budget in spec.until.items():
         words += ["--until", f"{kind}={_toml(budget)}"]
     return shlex.join(words)
+
+
+def _lacks(spec: Spec, base: Spec) -> bool:
+    """Tell whether a default of `base` was taken away: no --set does that."""
+    return bool(set(base.to_dict()) - set(spec.to_dict()) - set(HOW_LAZY))
 
 
 def _toml(value: Any) -> str:
