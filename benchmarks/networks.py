@@ -24,9 +24,10 @@ from torch.nn.functional import cross_entropy
 from lasg.core.algorithms import algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness
+from lasg.core.training import Training
 from lasg.problems.models import model
 from lasg.problems.module import ModuleProblem
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 
 class Case(NamedTuple):
@@ -108,10 +109,10 @@ def ways(seconds: float) -> None:
         print(f"| {case.name} {case.shape} | {chosen.p:,} | {case.workers} x {case.batch} | {shown} | {chosen.how} |")
 
 
-def simulation(case: Case, name: str) -> Simulation:
+def simulation(case: Case, name: str) -> Training:
     """Return a simulation of an algorithm, some rounds old."""
     of, chosen = problem(case), algorithm(name)
-    found = Simulation(
+    found = simulate(
         of,
         ClosedFormSGD(of.start(), Constant(0.05)),
         rule=chosen.rule,

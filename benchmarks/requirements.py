@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from lasg.core.algorithms import algorithm
-from lasg.core.contributions import Contributions
+from lasg.core.belief import Listener
 from lasg.core.rules import RULES
-from lasg.core.training import Hosted
+from lasg.core.training import Hosted, Training
 from lasg.core.workers import Workers
 from lasg.problems.regression import Regression
 from lasg.runs import factories
 from lasg.runs.tasks import task
-from lasg.transports.local import Simulation
 
 NAMES = {"always": "sgd", "lag": "lag-wk", **{rule: f"lasg-{rule}" for rule in ("wk1", "wk2", "ps", "pse")}}
 
@@ -41,36 +40,32 @@ def vectors(node: Any, p: int, seen: set[int]) -> int:
     return int(np.prod(shape[:-1], initial=1))
 
 
-def lone_worker(simulation: Simulation) -> Workers:
+def lone_worker(simulation: Training) -> Workers:
     """Return worker 0 as a process of its own has it: it sends messages, and the server keeps its contribution."""
-    whole = simulation.workers
-    ids = np.array([0])
-    return Workers(
-        Hosted(simulation.problem, ids),
-        whole.rule,
-        whole.codec,
-        theta=simulation.theta,
-        ids=ids,
-        seed=whole.seed,
-        D=whole.D,
-        gives="messages",
-    )
+    whole, ids = simulation.workers, np.array([0])
+    assert whole is not None
+    oracle = Hosted(simulation.measurable, ids)
+    return Workers(oracle, simulation.stages, theta=simulation.theta, ids=ids, seed=whole.seed, D=whole.D)
 
 
 def row(name: str, rounds: int, where: str, data_dir: Path | None) -> list[str]:
     """Run one algorithm, with worker 0 also alone beside it, and return a row of the table."""
     spec = task(where).spec(name)
-    simulation = factories.simulation(spec, factories.problem(spec, data_dir))
+    simulation = factories.training(spec, factories.problem(spec, data_dir))
     alone, p = lone_worker(simulation), simulation.theta.shape[-1]
-    received = Contributions(spec.workers, simulation.theta)
+    listener = Listener(simulation.stages.belief, simulation.stages.codec, spec.workers, simulation.theta)
     for _ in range(rounds):
-        alone.respond(simulation.server.open().to(alone.ids))
+        request = simulation.server.open()
+        computes, must = request.computes[alone.ids], request.must_upload[alone.ids]
+        alone.answer(request._replace(computes=computes, must_upload=must))
         simulation.step()
     ledger, possible = simulation.ledger, rounds * spec.workers
     # Only WK1 has a snapshot: for the others it is a name for theta^0 that nobody reads.
-    kept = {key: value for key, value in alone.state().items() if key != "snapshot" or alone.rule.periodic}
+    kept = alone.state()
+    if not alone.rule.periodic:
+        del kept["rule"]["snapshot"]
     worker = vectors(kept, p, set())
-    server = vectors([simulation.server.state(), received.rows], p, set())
+    server = vectors([simulation.server.state(), listener.state()], p, set())
     counts = [f"{count / possible:.2f}" for count in (ledger.uploads, ledger.downloads, ledger.gradients)]
     return [name, *counts, str(worker), f"{server} (M = {spec.workers})", f"{simulation.loss():.4f}"]
 

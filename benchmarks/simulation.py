@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from lasg.core.training import Training
 from lasg.data.partition import homogeneous
 from lasg.problems.regression import Regression
 from lasg.runs import factories
 from lasg.runs.tasks import task
-from lasg.transports.local import Simulation
 
 TASKS = ("ijcnn1-lr", "covtype-lr", "mnist-lr")
 GRADIENTS = {"sgd": 1, "lasg-wk2": 2, "lasg-pse": 2}
@@ -94,7 +94,7 @@ def per_task(data_dir: Path | None, rounds: int, repetitions: int) -> None:
         assert isinstance(problem, Regression)
         functions: dict[str, Callable[[], Any]] = {}
         for algorithm, gradients in GRADIENTS.items():
-            functions[algorithm] = factories.simulation(specs[algorithm], problem).step
+            functions[algorithm] = factories.training(specs[algorithm], problem).step
             functions[f"floor of {algorithm}"] = floor(problem, gradients)
         found = in_turns(functions, rounds, repetitions)
         for algorithm in GRADIENTS:
@@ -123,8 +123,8 @@ def growth(rounds: int) -> None:
         print(f"| {workers:,} | {figures} |", flush=True)
 
 
-def _simulation(problem: Regression, algorithm: str, values: dict[str, Any]) -> Simulation:
-    return factories.simulation(task("ijcnn1-lr").spec(algorithm, **values), problem)
+def _simulation(problem: Regression, algorithm: str, values: dict[str, Any]) -> Training:
+    return factories.training(task("ijcnn1-lr").spec(algorithm, **values), problem)
 
 
 def peak_memory() -> float:

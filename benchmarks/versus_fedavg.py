@@ -34,12 +34,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import warm
+from deployment import Deployment, Host
 from slow_link import ip
 
 from lasg.data.loaders import load
 from lasg.errors import LasgError
-from lasg.flower.storage import Trace
-from lasg.flower.trial import Deployment, Host
+from lasg.flower.storage import RoundLog
 from lasg.report.paper_tables import to_csv
 
 NODES, BATCH, D = 4, 32, 50
@@ -161,7 +161,7 @@ def simulated(rule: str, steps: int, c: float, target: float, data: str) -> list
     from lasg.core.optimizers import ClosedFormSGD, Constant
     from lasg.core.rules import RULES
     from lasg.core.server import Laziness
-    from lasg.transports.local import Simulation
+    from lasg.transports.local import simulate
 
     torch.set_num_threads(1)
     sys.path.append(str(APP))
@@ -175,7 +175,7 @@ def simulated(rule: str, steps: int, c: float, target: float, data: str) -> list
     for eta in ETAS[steps]:
         batch = BATCH / len(shards[0])
         problem = ModuleProblem(model(), cross_entropy, (x, y), shards, batch=batch, test=test, transform=PIXELS)
-        run = Simulation(
+        run = simulate(
             problem,
             ClosedFormSGD(problem.start(), Constant(eta)),
             rule=RULES[rule],
@@ -329,7 +329,7 @@ def _app(folder: Path, kind: str) -> Path:
 
 def _last(path: Path) -> dict[str, str]:
     """Return the last round that was measured."""
-    return next((row for row in reversed(Trace(path).lines()) if row["accuracy"]), {})
+    return next((row for row in reversed(RoundLog(path).lines()) if row["accuracy"]), {})
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

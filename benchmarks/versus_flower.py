@@ -25,7 +25,7 @@ from lasg.core.rules import ALWAYS
 from lasg.core.server import Laziness
 from lasg.data.partition import homogeneous
 from lasg.problems.regression import Regression
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 M, P, ROWS, BATCH, ETA = 10, 22, 900, 90, 0.1
 FLOWER_ROUNDS, LASG_ROUNDS = 30, 5_000
@@ -43,7 +43,7 @@ def here() -> float:
     features, labels = data()
     problem = Regression(features, labels, homogeneous(labels, M, 0), classes=2, batch=BATCH / ROWS, seed=0)
     optimizer = ClosedFormSGD(np.zeros(P, np.float32), Constant(ETA))
-    simulation = Simulation(problem, optimizer, rule=ALWAYS, laziness=Laziness(workers=M))
+    simulation = simulate(problem, optimizer, rule=ALWAYS, laziness=Laziness(workers=M))
     times = []
     for _ in range(5):
         started = time.perf_counter()

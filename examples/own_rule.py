@@ -3,15 +3,16 @@
 from typing import Any
 
 import lasg
+from lasg.core.rules import Record, Rule
 
 
-def total_change(now: lasg.Record, last: lasg.Record) -> Any:
+def total_change(now: Record, last: Record) -> Any:
     """The squared sum of all entries' changes, on the same sample: at least WK2's sum of their squares."""
     return abs(now.grad - now.probe).sum(-1) ** 2
 
 
 # probe="last": also give the gradient at the model of the last upload, on the same minibatch.
-rule = lasg.Rule(name="total-change", left=total_change, probe="last")
+rule = Rule(name="total-change", left=total_change, probe="last")
 
 if __name__ == "__main__":
     spec = lasg.task("digits").spec("sgd", iterations=300)

@@ -9,6 +9,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 """The paper and the real data lie beside the project."""
 TOGETHER = (
     "tests/runs/test_on_ranks.py",
+    "tests/golden/test_golden.py",
     "tests/flower/test_deployed.py",
     "tests/report/test_browser.py",
     "tests/report/test_figures.py",

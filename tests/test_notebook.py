@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_dir_shows_the_public_names_and_each_can_be_had() -> None:
     assert dir(lasg) == sorted(lasg.__all__)
-    assert {"train", "read", "read_runs", "plot", "summarise", "simulation", "LazyOptimizer"} < set(dir(lasg))
+    assert {"train", "read", "read_runs", "plot", "summarise", "training", "LazyOptimizer"} < set(dir(lasg))
     assert all(getattr(lasg, name) is not None for name in dir(lasg))
 
 
@@ -162,13 +162,13 @@ def test_runs_of_two_problems_are_not_drawn_together(folder: Path, tmp_path: Pat
         lasg.plot([other, *lasg.read_runs(folder)])
 
 
-def test_a_simulation_measures_its_accuracy() -> None:
-    simulation = lasg.simulation(lasg.task("digits").spec("sgd"))
-    before = simulation.accuracy()
+def test_a_training_measures_its_accuracy() -> None:
+    training = lasg.training(lasg.task("digits").spec("sgd"))
+    before = training.accuracy()
     for _ in range(50):
-        simulation.step()
-    assert (simulation.loss(), simulation.accuracy()) == simulation.measure()
-    assert 0 <= before < 0.5 < simulation.accuracy() <= 1  # type: ignore[operator]
+        training.step()
+    assert (training.loss(), training.accuracy()) == training.measure()
+    assert 0 <= before < 0.5 < training.accuracy() <= 1  # type: ignore[operator]
 
 
 def test_a_name_instead_of_a_spec_says_how_to_get_one(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """LASG: lazily aggregated stochastic gradients, for training across slow, metered or unreliable links.
 
-Names load when they are first used, so that `import lasg` is quick.
+These names are the public ones. Extension points are `lasg.core.rules`, `lasg.core.codecs`, `lasg.core.estimators` and
+`lasg.core.transport` (docs/extending.md); all other modules may change between versions. Names load when they are
+first used, so that `import lasg` is quick.
 """
 
 from __future__ import annotations
@@ -8,105 +10,82 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lasg import _moved
+
 if TYPE_CHECKING:
     from lasg.analysis.compare import summarise
-    from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm
-    from lasg.core.codecs import QSGD, Codec, Dense
-    from lasg.core.ledger import Ledger
-    from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
-    from lasg.core.rules import RULES, Record, Rule
-    from lasg.core.server import Laziness, Server
-    from lasg.core.training import Round
-    from lasg.core.workers import Workers
-    from lasg.errors import Diverged, Faulty, LasgError
+    from lasg.core.codecs import Codec
+    from lasg.core.estimators import Estimator
+    from lasg.core.rules import Rule
+    from lasg.core.training import Training
+    from lasg.errors import LasgError
     from lasg.loops.lazy_optimizer import LazyOptimizer
     from lasg.problems.module import ModuleProblem
     from lasg.problems.regression import Regression
     from lasg.report.plots import plot
-    from lasg.runs.factories import problem, simulation
+    from lasg.runs.factories import problem, training
     from lasg.runs.spec import Spec
-    from lasg.runs.store import Run, read, read_runs
-    from lasg.runs.tasks import TASKS, task
+    from lasg.runs.store import read, read_runs
+    from lasg.runs.tasks import task
     from lasg.runs.train import train
     from lasg.transports.links import join
-    from lasg.transports.local import Simulation
-    from lasg.transports.ranks import Distributed
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
-    "core.algorithms": ("ALGORITHMS", "Algorithm", "algorithm"),
-    "core.codecs": ("QSGD", "Codec", "Dense"),
-    "core.ledger": ("Ledger",),
-    "core.optimizers": ("ClosedFormSGD", "Constant", "Decreasing", "TorchOptimizer"),
-    "core.rules": ("RULES", "Record", "Rule"),
-    "core.server": ("Laziness", "Server"),
-    "core.workers": ("Workers",),
-    "transports.ranks": ("Distributed",),
-    "loops.lazy_optimizer": ("LazyOptimizer",),
-    "transports.links": ("join",),
-    "core.training": ("Round",),
-    "transports.local": ("Simulation",),
-    "errors": ("Diverged", "Faulty", "LasgError"),
-    "runs.factories": ("problem", "simulation"),
-    "analysis.compare": ("summarise",),
-    "runs.train": ("train",),
-    "runs.spec": ("Spec",),
-    "runs.store": ("Run", "read", "read_runs"),
-    "runs.tasks": ("TASKS", "task"),
-    "problems.module": ("ModuleProblem",),
-    "problems.regression": ("Regression",),
-    "report.plots": ("plot",),
+    "LasgError": "errors",
+    "LazyOptimizer": "loops.lazy_optimizer",
+    "Codec": "core.codecs",
+    "Estimator": "core.estimators",
+    "ModuleProblem": "problems.module",
+    "Regression": "problems.regression",
+    "Rule": "core.rules",
+    "Spec": "runs.spec",
+    "Training": "core.training",
+    "join": "transports.links",
+    "plot": "report.plots",
+    "problem": "runs.factories",
+    "read": "runs.store",
+    "read_runs": "runs.store",
+    "summarise": "analysis.compare",
+    "task": "runs.tasks",
+    "train": "runs.train",
+    "training": "runs.factories",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ALGORITHMS",
-    "QSGD",
-    "RULES",
-    "TASKS",
-    "Algorithm",
-    "ClosedFormSGD",
     "Codec",
-    "Constant",
-    "Decreasing",
-    "Dense",
-    "Distributed",
-    "Diverged",
-    "Faulty",
+    "Estimator",
     "LasgError",
-    "Laziness",
     "LazyOptimizer",
-    "Ledger",
     "ModuleProblem",
-    "Record",
     "Regression",
-    "Round",
     "Rule",
-    "Run",
-    "Server",
-    "Simulation",
     "Spec",
-    "TorchOptimizer",
-    "Workers",
+    "Training",
     "__version__",
-    "algorithm",
     "join",
     "plot",
     "problem",
     "read",
     "read_runs",
-    "simulation",
     "summarise",
     "task",
     "train",
+    "training",
 ]
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'lasg' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lasg.{_HOME_OF[name]}"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"lasg.{_HOMES[name]}"), name)
+    if name == "runs":  # a package now, which can still be called as the function that it was
+        return importlib.import_module("lasg.runs")
+    if f"lasg.{name}" in _moved.NAMES:
+        return _moved.find(f"lasg.{name}")
+    raise AttributeError(f"module 'lasg' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lasg.core import codecs
-from lasg.core.codecs import QSGD, Codec, Dense, parse, transmit
+from lasg.core.codecs import QSGD, Dense, as_codec, parse
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, as_kind, numpy_of
 
@@ -61,7 +61,7 @@ def test_the_shortcut_gives_exactly_what_the_messages_decode_to(
     noise = uniforms(values.shape, seed)
     messages = codec.encode(rows, lambda: noise)
     decoded = codec.decode(messages, rows[0])
-    seen, bits = transmit(codec, rows, lambda: noise)
+    seen, bits = codec.transmit(rows, lambda: noise)
     assert decoded.dtype == seen.dtype == rows.dtype
     assert type(decoded) is type(seen) is type(rows)
     np.testing.assert_array_equal(numpy_of(decoded), numpy_of(seen))
@@ -78,7 +78,7 @@ def test_an_entry_becomes_one_of_the_two_levels_beside_it(
     codec: QSGD, rows: npt.NDArray[np.float64], seed: int
 ) -> None:
     noise = uniforms(rows.shape, seed)
-    decoded, _ = transmit(codec, rows, lambda: noise)
+    decoded, _ = codec.transmit(rows, lambda: noise)
     s = 2 ** (codec.bits - 1) - 1
     for row, found in zip(rows, decoded, strict=True):
         step = bucket_norms(row, codec.bucket) / s
@@ -107,7 +107,7 @@ def test_the_quantiser_is_unbiased(bits: int, bucket: int | None, kind: str) -> 
     codec, draws, p = QSGD(bits=bits, bucket=bucket), 20_000, 12
     row = np.random.default_rng(1).normal(size=p) ** 3
     rows = as_kind(np.repeat(row[None], draws, axis=0), kind)
-    seen = numpy_of(transmit(codec, rows, lambda: uniforms((draws, p), 2))[0])
+    seen = numpy_of(codec.transmit(rows, lambda: uniforms((draws, p), 2))[0])
     norms = bucket_norms(row, bucket)
     at = np.abs(row) / norms * codec.levels
     deviation = norms / codec.levels * np.sqrt((at % 1) * (1 - at % 1))
@@ -124,7 +124,7 @@ def test_the_error_is_within_the_variance_bound_of_qsgd(bits: int, bucket: int |
     for row in (rng.normal(size=p), np.ones(p), rng.normal(size=p) ** 5, np.eye(p)[0]):
         rows = np.repeat(row[None], draws, axis=0)
         noise = uniforms((draws, p), 3)
-        seen, _ = transmit(codec, rows, partial(np.copy, noise))
+        seen, _ = codec.transmit(rows, partial(np.copy, noise))
         for start in range(0, p, width):
             v = row[start : start + width]
             n, s = len(v), codec.levels
@@ -138,7 +138,7 @@ def test_a_level_is_rounded_up_with_its_fraction_as_probability() -> None:
     """3-4-5: with 2 bits, 0.6 and 0.8 of the norm go to 1 where the draw is in the top 0.6 and 0.8."""
     rows = np.array([[3.0, -4.0]])
     for u, v, expected in ((0.39, 0.19, [0, 0]), (0.41, 0.19, [5, 0]), (0.39, 0.21, [0, -5])):
-        seen, _ = transmit(QSGD(bits=2), rows, partial(np.array, [[u, v]]))
+        seen, _ = QSGD(bits=2).transmit(rows, partial(np.array, [[u, v]]))
         np.testing.assert_array_equal(seen, [expected])
 
 
@@ -148,7 +148,7 @@ def test_zero_vectors_stay_zero(bits: int, bucket: int | None, kind: str) -> Non
     rows = as_kind(np.zeros((3, 7)), kind, "float32")
     noise = np.full((3, 7), 1 - 2.0**-53)
     codec = QSGD(bits=bits, bucket=bucket)
-    assert not numpy_of(transmit(codec, rows, lambda: noise)[0]).any()
+    assert not numpy_of(codec.transmit(rows, lambda: noise)[0]).any()
     assert not numpy_of(codec.decode(codec.encode(rows, lambda: noise), rows[0])).any()
 
 
@@ -157,7 +157,7 @@ def test_zero_vectors_stay_zero(bits: int, bucket: int | None, kind: str) -> Non
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
 def test_a_single_entry_survives_but_for_float32(bits: int, value: float, u: float) -> None:
     """It is its own norm, so only the rounding of the norm may move it: by less than one level even then."""
-    seen, _ = transmit(QSGD(bits=bits), np.array([[value]]), lambda: np.array([[u]]))
+    seen, _ = QSGD(bits=bits).transmit(np.array([[value]]), lambda: np.array([[u]]))
     s = 2 ** (bits - 1) - 1
     rounded_down = u == 0.0 and abs(np.float64(np.float32(value))) > abs(value)
     assert seen[0, 0] == pytest.approx(value, rel=1 / s + 1e-7 if rounded_down else 1e-7)
@@ -170,7 +170,7 @@ def test_huge_and_tiny_magnitudes_are_quantised_like_any_other(kind: str, scale:
     row = np.array([[0.5, -0.25, 0.125, 0.0]]) * scale
     noise = np.full(row.shape, 0.5)
     codec = QSGD(bits=16)
-    seen = numpy_of(transmit(codec, as_kind(row, kind, dtype), lambda: noise)[0])
+    seen = numpy_of(codec.transmit(as_kind(row, kind, dtype), lambda: noise)[0])
     decoded = numpy_of(codec.decode(codec.encode(as_kind(row, kind, dtype), lambda: noise), seen[0]))
     np.testing.assert_array_equal(seen, decoded)
     np.testing.assert_allclose(seen, row, rtol=1e-3, atol=2e-45)
@@ -181,18 +181,18 @@ def test_huge_and_tiny_magnitudes_are_quantised_like_any_other(kind: str, scale:
 def test_a_gradient_that_is_not_finite_is_refused(kind: str, bad: float) -> None:
     rows = as_kind([[1.0, bad]], kind)
     with pytest.raises(LasgError, match="not finite"):
-        transmit(QSGD(bits=4), rows, lambda: np.zeros((1, 2)))
+        QSGD(bits=4).transmit(rows, lambda: np.zeros((1, 2)))
 
 
 def test_a_float64_norm_beyond_float32_is_refused_without_a_warning() -> None:
     with pytest.raises(LasgError):
-        transmit(QSGD(bits=4), np.array([[1e39, 1.0]]), lambda: np.zeros((1, 2)))
+        QSGD(bits=4).transmit(np.array([[1e39, 1.0]]), lambda: np.zeros((1, 2)))
 
 
 def test_the_shortcut_agrees_with_the_messages_in_the_sign_of_zero() -> None:
     rows, codec = np.array([[-1e-9, 1.0]]), QSGD(bits=4)
     noise = np.full((1, 2), 0.5)
-    seen, _ = transmit(codec, rows, lambda: noise)
+    seen, _ = codec.transmit(rows, lambda: noise)
     decoded = codec.decode(codec.encode(rows, lambda: noise), rows[0])
     assert seen.tobytes() == decoded.tobytes()
 
@@ -246,8 +246,7 @@ def test_a_codec_needs_only_encode_and_decode() -> None:
             bits = [np.unpackbits(np.frombuffer(m, np.uint8), count=len(like)) for m in messages]
             return np.where(np.array(bits) > 0, 1.0, -1.0).astype(like.dtype)
 
-    sign: Codec = Sign()
-    seen, bits = transmit(sign, np.array([[1.0, -2.0, 3.0], [-1.0, -1.0, 5.0]]), no_noise)
+    seen, bits = as_codec(Sign()).transmit(np.array([[1.0, -2.0, 3.0], [-1.0, -1.0, 5.0]]), no_noise)
     np.testing.assert_array_equal(seen, [[1, -1, 1], [-1, -1, 1]])
     assert bits == 16
 
@@ -262,7 +261,7 @@ def test_dense_round_trips_bit_for_bit(values: npt.NDArray[np.float64], dtype: s
     rows[0, 0] = -0.0
     messages = Dense().encode(rows, no_noise)
     decoded = Dense().decode(messages, rows[0])
-    seen, bits = transmit(Dense(), rows, no_noise)
+    seen, bits = Dense().transmit(rows, no_noise)
     assert decoded.dtype == seen.dtype == rows.dtype
     assert decoded.tobytes() == seen.tobytes() == rows.tobytes()
     assert bits == 8 * sum(map(len, messages)) == rows.size * (32 if dtype == "float32" else 64)

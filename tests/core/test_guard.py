@@ -8,10 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from lasg.core.algorithms import Stages
 from lasg.core.guard import WINDOW, Guard
+from lasg.core.messages import News, Request, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import RULES, WK2
-from lasg.core.server import RHO, Laziness, Opened, Server, laziness_of
+from lasg.core.server import RHO, Laziness, Server, laziness_of
 from lasg.errors import LasgError
 
 M, P = 4, 50
@@ -91,45 +93,45 @@ def server(rule: str = "wk2", *, guard: bool = True, rho: float | None = RHO, mo
     optimizer = ClosedFormSGD(np.zeros(P), Constant(0.1))
     optimizer.momentum = momentum
     laziness = Laziness(workers=M, D=20, rho=rho, guard=guard)
-    return Server(optimizer, RULES[rule], laziness, np.ones(M))
+    return Server(optimizer, Stages(rule=RULES[rule]), laziness, np.ones(M))
 
 
-def play(of: Server, rounds: int, noise: float, *, as_total: bool = False) -> list[Opened]:
+def play(of: Server, rounds: int, noise: float, *, whole: bool = False) -> list[Request]:
     """Let workers whose contributions are a constant and noise upload whenever they are due; one always does."""
     drawn = np.random.default_rng(1)
-    held, opened = np.zeros((M, P)), []
+    held, requests = np.zeros((M, P)), []
     for k in range(rounds):
-        opened.append(of.open())
-        due = np.broadcast_to(opened[-1].due, M).copy()
+        requests.append(of.open())
+        due = requests[-1].must_upload.copy()
         due[k % M] = True
         fresh = np.ones((M, P)) / M + noise * drawn.normal(size=(M, P))
         innovation = (fresh - held)[due].sum(0)
         held[due] = fresh[due]
-        if as_total:
-            of.close(due, None, total=held.sum(0))
+        if whole:
+            of.close(Uploads(due), News(held.sum(0), whole=True))
         else:
-            of.close(due, innovation)
-    return opened
+            of.close(Uploads(due), News(innovation))
+    return requests
 
 
 def test_contributions_without_noise_stay_lazy_and_noise_ends_it_for_every_lazy_rule() -> None:
     for rule in ("lag", "wk1", "wk2", "ps", "pse"):
         quiet, noisy = server(rule), server(rule)
-        assert not np.all(play(quiet, 100, 1e-3)[-1].due)
+        assert not np.all(play(quiet, 100, 1e-3)[-1].must_upload)
         last = play(noisy, 100, 10.0)[-1]
         assert quiet.guard is not None
         assert not quiet.guard.given_up, rule
         assert noisy.guard is not None
         assert noisy.guard.given_up, rule
-        assert np.all(last.due)
+        assert np.all(last.must_upload)
         assert last.points == 1
         assert math.isnan(last.threshold)
 
 
-def test_totals_show_the_guard_what_innovations_do() -> None:
+def test_whole_news_show_the_guard_what_changes_do() -> None:
     one, other = server(), server()
     play(one, 60, 0.5)
-    play(other, 60, 0.5, as_total=True)
+    play(other, 60, 0.5, whole=True)
     assert one.guard is not None
     assert other.guard is not None
     assert 0.0 < one.guard.agreement < 1.0
@@ -139,14 +141,17 @@ def test_totals_show_the_guard_what_innovations_do() -> None:
 def test_a_heavy_worker_that_uploads_alone_is_most_of_the_news() -> None:
     weights = np.array([0.97, 0.01, 0.01, 0.01])
     of = Server(
-        ClosedFormSGD(np.zeros(P), Constant(0.1)), WK2, Laziness(workers=M, rho=RHO, guard=True), weights=weights
+        ClosedFormSGD(np.zeros(P), Constant(0.1)),
+        Stages(rule=WK2),
+        Laziness(workers=M, rho=RHO, guard=True),
+        weights=weights,
     )
     drawn, only = np.random.default_rng(0), np.array([True, False, False, False])
     held = np.zeros((M, P))
     for k in range(60):
         fresh = weights[:, None] * (1 + 0.3 * drawn.normal(size=(M, P)))
         who = np.ones(M, np.bool_) if k == 0 else only
-        of.close(who, (fresh - held)[who].sum(0))
+        of.close(Uploads(who), News((fresh - held)[who].sum(0)))
         held[who] = fresh[who]
     assert of.guard is not None
     assert of.guard.agreement == pytest.approx(1 - 0.09 / 1.09, abs=0.03)
@@ -158,10 +163,10 @@ def test_where_no_reuse_is_allowed_everybody_is_due_under_every_rule(rule: str) 
     play(of, 25, 0.0)
     assert of.guard is not None
     of.tau[:] = 1
-    assert not np.all(of._due())
+    assert not np.all(of._must_upload())
     of.guard.news.extend([2.0] * WINDOW)
     of.guard.sizes.extend([1.0] * WINDOW)
-    assert np.all(of._due())
+    assert np.all(of._must_upload())
 
 
 def test_a_worker_that_is_gone_for_good_does_not_end_the_others_laziness() -> None:
@@ -188,7 +193,7 @@ def test_a_restored_server_has_given_up_too() -> None:
     play(one, 100, 10.0)
     other.restore(one.state())
     assert other.open().points == 1
-    assert np.all(other.open().due)
+    assert np.all(other.open().must_upload)
 
 
 # -- the threshold from rho ----------------------------------------------------------------------------------------
@@ -197,7 +202,7 @@ def test_a_restored_server_has_given_up_too() -> None:
 def closed(of: Server, size: float, rounds: int = 3) -> Server:
     for _ in range(rounds):
         of.open()
-        of.close(np.ones(M, np.bool_), np.full(P, size) - of.aggregate)
+        of.close(Uploads(np.ones(M, np.bool_)), News(np.full(P, size) - of.aggregate))
     return of
 
 
@@ -232,4 +237,7 @@ def test_real_workers_are_as_lazy_as_rho_says_unless_the_papers_constant_is_aske
         Laziness(workers=3, rho=-1.0)
     with pytest.raises(LasgError, match="set one of them"):
         Laziness(workers=3, rho=1.0, c_d=1.0)
-    assert Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), WK2, Laziness(workers=M, rho=0.0)).threshold(0.1) == 0
+    assert (
+        Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), Stages(rule=WK2), Laziness(workers=M, rho=0.0)).threshold(0.1)
+        == 0
+    )

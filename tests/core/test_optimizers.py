@@ -84,10 +84,10 @@ def test_a_lazy_run_under_torch_sgd_is_the_run_under_closed_form_sgd(rule: str, 
     closed = Run(rule, kind=kind)
     by_torch = Run(rule, kind=kind, optimizer=TorchOptimizer(zeros(kind), OPTIMIZERS["sgd"]))
     for _ in range(40):
-        opened, reply = closed.step()
+        request, uploads = closed.step()
         again, answer = by_torch.step()
-        np.testing.assert_array_equal(reply.uploaded, answer.uploaded)
-        assert opened.threshold == pytest.approx(again.threshold, rel=1e-9)
+        np.testing.assert_array_equal(uploads.uploaded, answer.uploaded)
+        assert request.threshold == pytest.approx(again.threshold, rel=1e-9)
         np.testing.assert_allclose(closed.theta, by_torch.theta, atol=1e-12)
 
 
@@ -117,8 +117,8 @@ def test_the_threshold_of_plain_sgd_is_the_papers(window: int, D: int, summed: i
     moves: list[float] = []
     for k in range(30):
         before = run.theta.copy()
-        opened, _ = run.step()
-        assert opened.threshold == pytest.approx(c / (schedule(k) ** 2 * M**2) * sum(moves[-summed:]), rel=1e-12)
+        request, _ = run.step()
+        assert request.threshold == pytest.approx(c / (schedule(k) ** 2 * M**2) * sum(moves[-summed:]), rel=1e-12)
         moves.append(float(((run.theta - before) ** 2).sum()))
 
 
@@ -133,9 +133,9 @@ def test_the_threshold_of_other_optimizers_is_in_gradient_units(name: str, kind:
     run = Run("wk2", c=c, window=window, kind=kind, dtype=dtype, optimizer=optimizer)
     sizes: list[float] = []
     for _ in range(30):
-        opened, _ = run.step()
-        assert opened.threshold == pytest.approx(c / M**2 * sum(sizes[-window:]), rel=1e-6)
-        sent = numpy_of(run.workers.contributed).astype(np.float64).sum(0)
+        request, _ = run.step()
+        assert request.threshold == pytest.approx(c / M**2 * sum(sizes[-window:]), rel=1e-6)
+        sent = numpy_of(run.contributed).astype(np.float64).sum(0)
         sizes.append(float((sent**2).sum()))
 
 
@@ -147,10 +147,10 @@ def test_gradient_units_and_the_paper_agree_for_constant_step_sgd(rule: str, kin
     assert paper.server.optimizer.plain
     assert not other.server.optimizer.plain
     for _ in range(40):
-        opened, reply = paper.step()
+        request, uploads = paper.step()
         again, answer = other.step()
-        assert again.threshold == pytest.approx(opened.threshold, rel=1e-9)
-        np.testing.assert_array_equal(reply.uploaded, answer.uploaded)
+        assert again.threshold == pytest.approx(request.threshold, rel=1e-9)
+        np.testing.assert_array_equal(uploads.uploaded, answer.uploaded)
         np.testing.assert_array_equal(paper.theta, other.theta)
 
 
@@ -177,14 +177,14 @@ def test_any_scheduler_works_and_its_rate_enters_the_threshold(name: str, kind: 
     for _ in range(25):
         eta = reference.param_groups[0]["lr"]
         before = run.theta.copy()
-        opened, _ = run.step()
-        assert opened.eta == eta
-        assert opened.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-window:]), rel=1e-12)
+        request, _ = run.step()
+        assert request.eta == eta
+        assert request.threshold == pytest.approx(c / (eta**2 * M**2) * sum(moves[-window:]), rel=1e-12)
         np.testing.assert_allclose(run.theta, before - eta * numpy_of(run.server.aggregate), atol=1e-14)
         moves.append(float(((run.theta - before) ** 2).sum()))
         reference.step()
         scheduler.step()
-    assert opened.eta != 0.1
+    assert request.eta != 0.1
 
 
 def test_a_scheduler_may_reach_a_rate_of_zero() -> None:
@@ -245,10 +245,10 @@ def test_a_run_under_any_optimizer_continues_bit_for_bit(name: str, scheduler: s
     whole.play(9)
     resumed.restore(whole.state())
     for _ in range(10):
-        opened, reply = whole.step()
+        request, uploads = whole.step()
         again, answer = resumed.step()
-        assert (again.eta, again.threshold) == (opened.eta, opened.threshold)
-        np.testing.assert_array_equal(answer.uploaded, reply.uploaded)
+        assert (again.eta, again.threshold) == (request.eta, request.threshold)
+        np.testing.assert_array_equal(answer.uploaded, uploads.uploaded)
         np.testing.assert_array_equal(resumed.theta, whole.theta)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.algorithms import ALGORITHMS, Stages, algorithm
 from lasg.core.arrays import stacked
 from lasg.core.codecs import QSGD, Dense
-from lasg.core.iterates import Iterates
+from lasg.core.messages import News, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, TorchOptimizer
-from lasg.core.rules import PS, RULES, WK1, WK2, Record, Rule, lag, ps, smoothness_estimate, wk1, wk2
+from lasg.core.rules import PS, RULES, WK1, WK2, Iterates, Record, Rule, lag, ps, smoothness_estimate, wk1, wk2
 from lasg.core.server import Laziness, Server
 from lasg.errors import Diverged, LasgError
 from tests.core.toy import KINDS, LAZY, M, P, Run, as_kind, numpy_of
@@ -54,20 +54,20 @@ def test_the_defaults_are_the_papers() -> None:
 
 def test_a_constant_c_d_does_not_follow_the_step() -> None:
     laziness = Laziness(workers=2, c_d=8.0)
-    server = Server(ClosedFormSGD(np.ones(P), Decreasing(1.0, 4.0)), WK2, laziness)
-    server.close(np.ones(2, np.bool_), np.full(P, 0.5))
+    server = Server(ClosedFormSGD(np.ones(P), Decreasing(1.0, 4.0)), Stages(rule=WK2), laziness)
+    server.close(Uploads(np.ones(2, np.bool_)), News(np.full(P, 0.5)))
     assert server.threshold(0.5) == server.threshold(1e-3) == pytest.approx(2 * P * 0.25**2)
 
 
 def test_a_constant_c_d_is_refused_where_no_step_is_plain() -> None:
     momentum = TorchOptimizer(np.zeros(P), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
     with pytest.raises(LasgError, match="c_d weighs moves of plain SGD"):
-        Server(momentum, WK2, Laziness(workers=2, c_d=1.0))
+        Server(momentum, Stages(rule=WK2), Laziness(workers=2, c_d=1.0))
 
 
 def test_ps_without_smoothness_constants_is_refused() -> None:
     with pytest.raises(LasgError, match="smoothness"):
-        Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), PS, Laziness(workers=M))
+        Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), Stages(rule=PS), Laziness(workers=M))
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------
@@ -75,9 +75,9 @@ def test_ps_without_smoothness_constants_is_refused() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_everybody_uploads_in_the_first_round_and_moves_before_it_are_zero(rule: str) -> None:
-    opened, reply = Run(rule).step()
-    assert opened.threshold == 0
-    assert reply.uploaded.all()
+    request, uploads = Run(rule).step()
+    assert request.threshold == 0
+    assert uploads.uploaded.all()
 
 
 @pytest.mark.parametrize("rule", LAZY)
@@ -96,18 +96,22 @@ def test_a_worker_whose_staleness_reaches_its_limit_is_due(rule: str) -> None:
     run = Run(rule, D=D, c=2.0)
     for _ in range(40):
         tau = run.server.tau.copy()
-        opened, reply = run.step()
-        assert reply.uploaded[tau >= D].all()
-        if not isinstance(opened.due, bool) and opened.k > 1:
-            np.testing.assert_array_equal(opened.due, tau >= D)
+        request, uploads = run.step()
+        assert uploads.uploaded[tau >= D].all()
+        if request.k > 1:
+            due = tau >= D
+            if request.left is not None:  # a server rule has everybody that it asks upload
+                due = due | (request.left > request.threshold)
+            np.testing.assert_array_equal(request.must_upload, due)
 
 
 def test_wk1_is_due_by_the_clock_and_not_by_staleness() -> None:
     D = 4
     run = Run("wk1", D=D)
     for k in range(40):
-        opened, _ = run.step()
-        assert opened.due is (k % D == 0)
+        request, _ = run.step()
+        np.testing.assert_array_equal(request.must_upload, np.full(M, k % D == 0))
+        assert request.by_rule is (k % D != 0)
 
 
 @pytest.mark.parametrize("rule", LAZY)
@@ -115,10 +119,13 @@ def test_who_is_not_due_uploads_exactly_when_left_exceeds_right(rule: str) -> No
     run = Run(rule)
     decided = 0
     for _ in range(60):
-        opened, reply = run.step()
-        left = opened.left if reply.left is None else reply.left
+        due = run.server.tau >= run.server.laziness.D
+        request, uploads = run.step()
+        left = request.left if uploads.left is None else uploads.left
         if left is not None:
-            np.testing.assert_array_equal(reply.uploaded, (left > opened.threshold) | opened.due)
+            if request.left is None:
+                np.testing.assert_array_equal(request.must_upload, due)
+            np.testing.assert_array_equal(uploads.uploaded, (left > request.threshold) | due)
             decided += 1
     assert decided > 20
 
@@ -130,11 +137,11 @@ def test_the_servers_left_side_measures_the_move_since_each_workers_last_upload(
     last, compared = np.zeros((M, P)), 0
     for _ in range(40):
         theta, L = run.theta.copy(), run.server.smoothness.copy()
-        opened, reply = run.step()
-        if opened.left is not None:
-            np.testing.assert_allclose(opened.left, L**2 * ((theta - last) ** 2).sum(-1), rtol=1e-10, atol=1e-20)
+        request, uploads = run.step()
+        if request.left is not None:
+            np.testing.assert_allclose(request.left, L**2 * ((theta - last) ** 2).sum(-1), rtol=1e-10, atol=1e-20)
             compared += 1
-        last[reply.uploaded] = theta
+        last[uploads.uploaded] = theta
     assert compared > 30
 
 
@@ -150,8 +157,8 @@ def test_the_estimate_of_pse_never_falls_and_is_a_ratio_of_gradients_to_moves() 
     last, expected = np.zeros((M, P)), np.zeros(M)
     for k in range(60):
         theta = run.theta.copy()
-        _, reply = run.step()
-        for m in np.flatnonzero(reply.uploaded):
+        _, uploads = run.step()
+        for m in np.flatnonzero(uploads.uploaded):
             if k:
                 one, other = run.oracle.gradients(k, [theta[None], last[m][None]], np.array([m]))
                 ratio = np.linalg.norm(one - other) / np.linalg.norm(theta - last[m])
@@ -166,7 +173,7 @@ def test_a_model_that_leaves_the_finite_numbers_is_reported(kind: str, bad: floa
     run = Run("wk2", kind=kind)
     run.server.open()
     with pytest.raises(Diverged, match="smaller eta"):
-        run.server.close(np.ones(M, np.bool_), as_kind(np.full(P, bad), kind))
+        run.server.close(Uploads(np.ones(M, np.bool_)), News(as_kind(np.full(P, bad), kind)))
 
 
 @pytest.mark.parametrize("rule", LAZY)
@@ -293,4 +300,4 @@ def test_torch_tensors_stay_torch_tensors() -> None:
     run.play(5)
     assert isinstance(run.server.theta, torch.Tensor)
     assert isinstance(run.server.aggregate, torch.Tensor)
-    assert isinstance(run.workers.contributed, torch.Tensor)
+    assert isinstance(run.contributed, torch.Tensor)

@@ -10,12 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lasg.core.algorithms import Stages
 from lasg.core.arrays import stacked
+from lasg.core.belief import Belief, Listener
 from lasg.core.codecs import Codec, parse
+from lasg.core.estimators import Estimator
+from lasg.core.messages import News, Request, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, Schedule
 from lasg.core.rules import RULES, Rule
-from lasg.core.server import Laziness, Opened, Server
-from lasg.core.workers import Reply, Workers
+from lasg.core.server import Laziness, Server
+from lasg.core.workers import Workers
 
 M, P = 5, 7
 KINDS = ("numpy", "torch")
@@ -66,6 +70,11 @@ class Toy:
         return [a * (point - b) for point in points]
 
 
+def for_workers(request: Request, ids: Any) -> Request:
+    """The request as the workers of one process get it."""
+    return request._replace(computes=request.computes[ids], must_upload=request.must_upload[ids])
+
+
 class Run:
     """A server and the workers of one process (or of several, given as groups of ids)."""
 
@@ -81,6 +90,8 @@ class Run:
         window: int = 10,
         start: Any = "ask-twice",
         H: int = 1,
+        belief: Belief = "replace",
+        estimator: Estimator | None = None,
         schedule: Schedule | None = None,
         optimizer: Optimizer | None = None,
         groups: Sequence[Sequence[int]] = (range(M),),
@@ -93,20 +104,21 @@ class Run:
         everyone = [m for group in groups for m in group]
         self.ids = np.array(everyone)
         laziness = Laziness(workers=len(everyone), D=D, c=c, window=window, start=start)
-        self.server = Server(optimizer, self.rule, laziness, SMOOTHNESS[self.ids])
+        stages = Stages(rule=self.rule, codec=self.codec, belief=belief, estimator=estimator, local_steps=H)
+        self.server = Server(optimizer, stages, laziness, SMOOTHNESS[self.ids])
         self.oracles = [Toy(kind, dtype, group) for group in groups]
+        self.listeners = [Listener(belief, self.codec, len(group), optimizer.theta) for group in groups]
         self.processes = [
             Workers(
                 oracle,
-                self.rule,
-                self.codec,
+                stages,
                 theta=optimizer.theta,
                 ids=oracle.ids,
                 seed=seed,
                 D=D,
-                local_steps=H,
+                listener=listener,
             )
-            for oracle in self.oracles
+            for oracle, listener in zip(self.oracles, self.listeners, strict=True)
         ]
 
     @property
@@ -118,31 +130,35 @@ class Run:
         return self.processes[0]
 
     @property
+    def contributed(self) -> Any:
+        """What the server takes the workers of the first process to have said last."""
+        return self.listeners[0].rows
+
+    @property
     def theta(self) -> npt.NDArray[Any]:
         return numpy_of(self.server.theta)
 
-    def step(self) -> tuple[Opened, Reply]:
-        opened = self.server.open()
-        replies, first = [], 0
+    def step(self) -> tuple[Request, Uploads]:
+        request = self.server.open()
+        answers, first = [], 0
         for process in self.processes:
-            mine = slice(first, first + len(process.ids))
-            first = mine.stop
-            asked = None if opened.asked is None else opened.asked[mine]
-            due = opened.due if isinstance(opened.due, bool) else opened.due[mine]
-            replies.append(process.respond(opened._replace(asked=asked, due=due)))
-        sums = [reply.innovation for reply in replies if reply.innovation is not None]
-        estimates = [reply.estimates for reply in replies if reply.estimates is not None]
-        reply = replies[0]._replace(
-            uploaded=np.concatenate([reply.uploaded for reply in replies]),
-            innovation=sum(sums[1:], sums[0]) if sums else None,
-            uploads=sum(reply.uploads for reply in replies),
-            bits=sum(reply.bits for reply in replies),
-            gradients=sum(reply.gradients for reply in replies),
-            left=replies[0].left if len(replies) == 1 else None,
+            mine = np.arange(first, first + len(process.ids))
+            first += len(mine)
+            answers.append(process.answer(for_workers(request, mine)))
+        news = [answer.news for answer in answers if answer.news is not None]
+        estimates = [answer.estimates for answer in answers if answer.estimates is not None]
+        vectors = [each.vector for each in news]
+        uploads = answers[0]._replace(
+            uploaded=np.concatenate([answer.uploaded for answer in answers]),
+            news=News(sum(vectors[1:], vectors[0]), news[0].whole) if news else None,
+            uploads=sum(answer.uploads for answer in answers),
+            bits=sum(answer.bits for answer in answers),
+            gradients=sum(answer.gradients for answer in answers),
+            left=answers[0].left if len(answers) == 1 else None,
             estimates=np.concatenate(estimates) if estimates else None,
         )
-        self.server.close(reply.uploaded, reply.innovation, reply.estimates)
-        return opened, reply
+        self.server.close(uploads, uploads.news)
+        return request, uploads
 
     def play(self, rounds: int) -> npt.NDArray[Any]:
         """Return who uploaded: (rounds, M)."""
@@ -151,10 +167,16 @@ class Run:
     def state(self) -> Any:
         """What a checkpoint file would hold: a copy."""
         return copy.deepcopy(
-            {"server": self.server.state(), "workers": [process.state() for process in self.processes]}
+            {
+                "server": self.server.state(),
+                "workers": [process.state() for process in self.processes],
+                "listeners": [listener.state() for listener in self.listeners],
+            }
         )
 
     def restore(self, state: Any) -> None:
         self.server.restore(state["server"])
         for process, mine in zip(self.processes, state["workers"], strict=True):
             process.restore(mine)
+        for listener, heard in zip(self.listeners, state["listeners"], strict=True):
+            listener.restore(heard)

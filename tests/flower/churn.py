@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from deployment import Deployment
 
 from lasg.core import codecs
 from lasg.core.ledger import COUNTS
 from lasg.flower import new, storage
-from lasg.flower.trial import Deployment
-from lasg.packing import unpack
 from lasg.report.paper_tables import to_csv
+from lasg.runs import store
 
 NODES, D, ETA, CODEC, SPOILED = 4, 10, 0.1, "qsgd8:512", 0
 SERVER = '''"""The server of the churn run: it keeps what it gets."""
@@ -72,7 +72,7 @@ class Kept:
 
 @app.main()
 def main(grid, context):
-    settings = Settings.of(context.run_config)
+    settings = Settings.from_config(context.run_config)
     train(Kept(grid, Path(settings.out).parent / "kept"), settings, model(), measure)
 '''
 CLIENT = '''
@@ -174,7 +174,7 @@ class Federation:
     @property
     def rounds(self) -> int:
         """How many rounds are done."""
-        return len(storage.Trace(self.out / "trace.csv").lines())
+        return len(storage.RoundLog(self.out / "trace.csv").lines())
 
     def until(self, rounds: int, seconds: float = 300) -> None:
         """Wait until so many rounds are done."""
@@ -222,8 +222,10 @@ def kept(folder: Path) -> list[Kept]:
 
 def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
     """Compute the run again from what was kept; return what was found, after everything was compared."""
-    state = unpack((folder / "out" / storage.CHECKPOINT).read_bytes(), "the checkpoint")
-    lines = storage.Trace(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
+    checkpoint = store.read_checkpoint(folder / "out")
+    assert checkpoint is not None
+    state = checkpoint["simulation"]
+    lines = storage.RoundLog(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
     assert [int(line["round"]) for line in lines] == list(range(1, int(state["server"]["k"]) + 1))
     answers = kept(folder)
     codec, theta = codecs.parse(CODEC), start(folder)
@@ -248,8 +250,8 @@ def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
         assert int(line["bits_up"]) == bits
     ledger = dict(zip(COUNTS, state["ledger"], strict=True))
     assert (ledger["uploads"], ledger["bits_up"]) == (uploads, bits), ledger
-    mine = state["federation"]
-    np.testing.assert_array_equal(np.asarray(mine["rows"]), rows)
+    mine = state["transport"]
+    np.testing.assert_array_equal(np.asarray(mine["listener"]["rows"]), rows)
     np.testing.assert_array_equal(np.asarray(mine["last"]), last)
     total = rows.astype(np.float64).sum(0).astype(np.float32)
     np.testing.assert_allclose(np.asarray(state["server"]["aggregate"]), total, rtol=0, atol=1e-6)

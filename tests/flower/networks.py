@@ -14,10 +14,9 @@ from torch import nn
 
 from lasg import ModuleProblem
 from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.core.training import Rounds
+from lasg.core.training import Training
 from lasg.flower import Settings, apps, client_app
-from lasg.transports.federation import Federated
-from lasg.transports.local import Simulation
+from lasg.transports.federation import Federation
 from tests.flower.grid import Inline
 
 WORKERS, TEST = 3, 297
@@ -76,23 +75,29 @@ def measure(model: nn.Module) -> tuple[float, float]:
     return float(nn.functional.cross_entropy(output, y)), float((output.argmax(1) == y).double().mean())
 
 
-def federated(out: Path, grid: Inline | None = None, client: Any = None, **changes: Any) -> Federated:
-    """Train over nodes as the settings say."""
+def federated(
+    out: Path, grid: Inline | None = None, client: Any = None, *, measured: bool = True, **changes: Any
+) -> Training:
+    """Train over nodes as the settings say; the server measures, if it has anything to measure on."""
     config = {**CONFIG, "out": str(out), **{name.replace("_", "-"): value for name, value in changes.items()}}
     grid = grid or Inline(client or clients(), WORKERS, config)
     for node, context in grid.contexts.items():
         grid.contexts[node] = Context(context.run_id, node, context.node_config, context.state, config)
-    return apps.train(grid, Settings.of(config), network(), measure)
+    return apps.train(grid, Settings.from_config(config), network(), measure if measured else None)
 
 
-def simulated(**changes: Any) -> Rounds:
+def transport(run: Training) -> Federation:
+    assert isinstance(run.transport, Federation)
+    return run.transport
+
+
+def simulated(**changes: Any) -> Training:
     """Train in the simulation as the settings say."""
     config = {**CONFIG, **{name.replace("_", "-"): value for name, value in changes.items()}}
-    settings = Settings.of(config)
+    settings = Settings.from_config(config)
     own = problem(shards())
-    run = Simulation(
-        own, ClosedFormSGD(own.start(), Constant(settings.eta)), laziness=settings.laziness, **settings.shared
-    )
+    optimizer = ClosedFormSGD(own.start(), Constant(settings.eta))
+    run = Training(own, optimizer, settings.stages, settings.laziness, seed=settings.seed)
     for _ in range(settings.rounds):
         run.step()
     return run

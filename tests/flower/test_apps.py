@@ -14,11 +14,11 @@ from flwr.app import Context
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.arrays import host
 from lasg.core.optimizers import ClosedFormSGD
-from lasg.core.training import Hosted
+from lasg.core.training import Hosted, Training
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app
 from lasg.flower.records import GridCarrier
-from lasg.transports.federation import Federated
+from lasg.transports.federation import Federation
 from tests.flower.grid import Inline
 from tests.transports.test_federation import STEP, advanced, simulated
 from tests.transports.test_ranks import SIZES, M, regression
@@ -42,35 +42,39 @@ def config(name: str) -> dict[str, Any]:
     return {"workers": M, "rule": chosen.rule.name, "codec": codec, "local-steps": steps, "eta": 0.1, "c": 0.3, "D": 10}
 
 
-def federated(name: str, dtype: str = "float64") -> Federated:
+def federated(name: str, dtype: str = "float64") -> tuple[Training, Federation]:
     problem = regression(dtype)
     values = config(name)
-    settings = Settings.of(values)
+    settings = Settings.from_config(values)
     app = client_app(lambda context, worker: Own(problem, worker))
-    return Federated(
+    carrier = GridCarrier(Inline(app, M, values), 60.0, 60.0)
+    federation = Federation(carrier, settings.names, away_after=settings.D)
+    run = Training(
+        None,
         ClosedFormSGD(problem.start(), STEP),
-        carrier=GridCarrier(Inline(app, M, values), 60.0, 60.0),
-        keys=settings.names,
-        laziness=settings.laziness,
+        settings.stages,
+        settings.laziness,
+        federation,
+        seed=settings.seed,
         smoothness=problem.smoothness("paper") if settings.rule == "ps" else None,
-        **settings.shared,
     )
+    return run, federation
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_on_flowers_grid_uploads_and_model_are_the_simulations(name: str) -> None:
-    run, expected = federated(name), simulated(name)
-    run.gather(10)
+    (run, federation), expected = federated(name), simulated(name)
+    federation.gather(10)
     np.testing.assert_array_equal(advanced(run, 200), advanced(expected, 200))
     np.testing.assert_allclose(host(run.theta), host(expected.theta), rtol=0, atol=1e-10)
     assert run.ledger.row() == expected.ledger.row()
-    assert not run.refused
+    assert not federation.members.refused
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if "q" not in name])
 def test_in_single_precision_the_model_is_the_simulations_to_a_hundred_thousandth(name: str) -> None:
-    run, expected = federated(name, "float32"), simulated(name, "float32")
-    run.gather(10)
+    (run, federation), expected = federated(name, "float32"), simulated(name, "float32")
+    federation.gather(10)
     np.testing.assert_array_equal(advanced(run, 50), advanced(expected, 50))
     np.testing.assert_allclose(host(run.theta), host(expected.theta), rtol=0, atol=1e-5)
 
@@ -97,4 +101,4 @@ def test_secure_aggregation_is_refused_with_the_reason() -> None:
 )
 def test_wrong_settings_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
     with pytest.raises(LasgError, match=said):
-        Settings.of(values)
+        Settings.from_config(values)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from lasg.core.arrays import host
 from tests.flower.grid import Inline
-from tests.flower.networks import CONFIG, WORKERS, clients, federated, forget, measure, network, simulated
+from tests.flower.networks import CONFIG, WORKERS, clients, federated, forget, measure, network, simulated, transport
 
 
 def saved(out: Path) -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def test_a_network_with_batch_norm_and_dropout_reaches_the_simulations_accuracy(
     assert set(found) == set(wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
-    assert measure(loaded(tmp_path))[1] == last_accuracy(tmp_path) == expected.problem.accuracy(expected.theta)
+    assert measure(loaded(tmp_path))[1] == last_accuracy(tmp_path) == expected.accuracy()
     assert last_accuracy(tmp_path) > 0.9
     assert float(found["1.running_mean"].abs().max()) > 1
     assert int(found["1.num_batches_tracked"]) == CONFIG["rounds"] * CONFIG["local-steps"]
@@ -55,7 +55,7 @@ def test_a_lazy_run_has_the_simulations_uploads_and_nearly_its_accuracy(tmp_path
     assert run.ledger.row() == expected.ledger.row()
     assert run.ledger.uploads < 0.8 * CONFIG["rounds"] * WORKERS
     # Statistics travel with uploads: those of a silent worker are some rounds old.
-    accuracy = expected.problem.accuracy(expected.theta)
+    accuracy = expected.accuracy()
     assert accuracy is not None
     assert last_accuracy(tmp_path) == pytest.approx(accuracy, abs=0.02)
 
@@ -64,7 +64,7 @@ def test_buffers_that_training_does_not_change_do_not_travel(tmp_path: Path) -> 
     run = federated(tmp_path, rounds=2)
     parameters = 8 * run.theta.shape[-1]
     statistics = 8 * (32 + 32 + 1)
-    assert run.bytes_up < 2 * WORKERS * (parameters + statistics + 400)
+    assert transport(run).members.bytes_up < 2 * WORKERS * (parameters + statistics + 400)
 
 
 def test_measuring_sees_a_copy_and_leaves_what_is_saved_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,6 @@ def test_a_node_that_forgot_unnoticed_asks_for_the_statistics_of_its_last_upload
         out = tmp_path / f"forgetful-{relay}"
         grid = Forgetful(clients(), WORKERS, {**CONFIG, "out": str(out)})
         run = federated(out, grid, rounds=8, relay=relay)
-        assert not run.refused
+        assert not transport(run).members.refused
         for name, value in saved(tmp_path / "whole").items():
             torch.testing.assert_close(saved(out)[name], value, rtol=0, atol=1e-9)

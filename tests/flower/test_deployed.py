@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
 pytest.importorskip("sklearn", reason="the app's data is scikit-learn's")
 
+from deployment import Deployment
 from safetensors.numpy import load_file
 
 from lasg.flower import keys, new
-from lasg.flower.trial import Deployment
 from tests.flower import churn
 from tests.flower.test_new import app, trained  # noqa: F401
 

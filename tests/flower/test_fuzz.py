@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 
 from lasg.core.arrays import host
 from lasg.flower.records import ARRAYS, HEAD, STYPE, parcel
-from lasg.transports.federation import Federated
 from tests.flower.grid import Inline
 from tests.flower.test_apps import federated
 from tests.transports.test_ranks import M
@@ -90,23 +89,23 @@ def test_malformed_answers_stop_nothing_and_change_nothing(name: str, monkeypatc
     monkeypatch.setattr("tests.flower.test_apps.Inline", Hostile)
     thrown = 0
     for case in range(CASES // 3):
-        run: Federated = federated(name)
-        run.strikes_allowed = 10**9
-        run.checker.norm_bound = 1e6
-        run.gather(10)
+        run, fed = federated(name)
+        fed.members.strikes_allowed = 10**9
+        fed.checker.norm_bound = 1e6
+        fed.gather(10)
         run.step()
-        grid: Any = run.carrier.grid  # type: ignore[attr-defined]
+        grid: Any = fed.members.carrier.grid  # type: ignore[attr-defined]
         grid.chance = random.Random(case)
         for _ in range(ROUNDS // 3):
-            held, last, refused = host(run.rows).copy(), run.last.copy(), len(run.refused)
+            held, last, refused = host(fed.listener.rows).copy(), fed.last.copy(), len(fed.members.refused)
             found = run.step()
-            changed = [m for m in range(M) if not np.array_equal(host(run.rows)[m], held[m])]
+            changed = [m for m in range(M) if not np.array_equal(host(fed.listener.rows)[m], held[m])]
             # Whatever was taken is a whole contribution of the open round, and everybody else's is as it was.
-            assert all(found.uploaded[m] and run.last[m] == found.k for m in changed)
-            assert (run.last == last)[~found.uploaded].all()
-            assert np.isfinite(host(run.rows)).all()
-            assert len(run.refused) >= refused
-        np.testing.assert_allclose(host(run.server.aggregate), host(run.rows).sum(0), atol=1e-12)
+            assert all(found.uploaded[m] and fed.last[m] == found.k for m in changed)
+            assert (fed.last == last)[~found.uploaded].all()
+            assert np.isfinite(host(fed.listener.rows)).all()
+            assert len(fed.members.refused) >= refused
+        np.testing.assert_allclose(host(run.server.aggregate), host(fed.listener.rows).sum(0), atol=1e-12)
         thrown += grid.thrown
     assert thrown > 1000
-    assert run.refused
+    assert fed.members.refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from safetensors.numpy import load_file
 
 from lasg.cli.main import main
 from lasg.errors import LasgError
-from lasg.flower import storage
+from lasg.runs import store
 from tests.flower.grid import RUN, SUPERLINK, Inline
 
 
@@ -60,13 +59,16 @@ def test_the_new_app_trains_lazily_and_stores_model_trace_and_checkpoint(app: Pa
     assert float(found[-1]["loss"]) < 0.5 * float(found[0]["loss"])
     assert int(found[-1]["uploads_so_far"]) < 24
     assert set(load_file(out / "model.safetensors")) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert json.loads((out / "server.json").read_text())["round"] == 12
+    run, checkpoint = store.read(out), store.read_checkpoint(out)
+    assert (run.status, run.meta["engine"], int(run.trace["rounds"][-1])) == ("done", "flower", 12)
+    assert checkpoint is not None
+    assert checkpoint["simulation"]["server"]["k"] == 12
 
 
 @pytest.mark.parametrize("rule", ["wk2", "pse"])
 def test_a_server_that_was_killed_goes_on_and_counts_nothing_twice(app: Path, tmp_path: Path, rule: str) -> None:
     out = trained(app, tmp_path, rule=rule, rounds=7)
-    (out / storage.CHECKPOINT).unlink()  # killed between moving the old checkpoint away and writing the new one
+    (out / store.CHECKPOINT).unlink()  # killed between moving the old checkpoint away and writing the new one
     before = lines(out)
     with (out / "trace.csv").open("a") as file:
         file.write("8,1")  # and while it wrote the line of the round after

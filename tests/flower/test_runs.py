@@ -14,9 +14,11 @@ pytest.importorskip("sklearn", reason="the data is scikit-learn's")
 
 from torch import nn
 
+import lasg
 from lasg import ModuleProblem
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app, storage
+from lasg.report.page import build
 from tests.flower.networks import WORKERS, digits, federated, problem, shards
 
 
@@ -56,7 +58,7 @@ def test_to_resume_is_to_go_on_with_the_last_run(tmp_path: Path, lines: list[str
     federated(out, rounds=3, resume=True)
     assert contents(out) == before
     assert f"lasg: going on at round 1 of {out}-2" in lines
-    assert len(storage.Trace(tmp_path / "federation-2" / "trace.csv").lines()) == 3
+    assert len(storage.RoundLog(tmp_path / "federation-2" / "trace.csv").lines()) == 3
 
 
 def test_a_folder_without_a_round_in_it_is_used_and_resuming_there_is_said_to_begin(
@@ -120,5 +122,34 @@ def test_a_model_or_data_that_fails_on_every_node_ends_the_run_with_one_line(
 
 
 def test_what_a_user_gets_without_choosing_is_the_plain_method_in_eight_bits() -> None:
-    settings = Settings.of({"workers": 2})
+    settings = Settings.from_config({"workers": 2})
     assert (settings.rule, settings.codec) == ("always", "qsgd8:512")
+
+
+def test_a_federations_folder_is_a_stored_run_that_is_read_listed_and_reported(tmp_path: Path) -> None:
+    run = federated(tmp_path / "federation", rule="wk2", c=0.5, rounds=6)
+    stored = lasg.read(tmp_path / "federation")
+    assert (stored.status, stored.meta["engine"]) == ("done", "flower")
+    assert stored.spec.algorithm == "wk2+H5"
+    assert stored.uploads.sum() == run.ledger.uploads
+    assert stored.trace["rounds"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert stored.trace["bits_up"][-1] == run.ledger.bits_up
+    page = build([stored])
+    assert "federation" in page
+    assert f"{run.ledger.uploads} uploads" in page
+
+
+def test_without_a_measure_the_run_is_stored_and_the_report_says_what_is_missing(tmp_path: Path) -> None:
+    federated(tmp_path, rounds=2, measured=False)
+    stored = lasg.read(tmp_path)
+    assert stored.status == "done"
+    with pytest.raises(LasgError, match="its server measured nothing"):
+        build([stored])
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, lines: list[str]) -> None:
+    federated(tmp_path, rounds=3)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    run = federated(tmp_path, rounds=4, resume=True)
+    assert run.server.k == 4
+    assert f"lasg: going on at round 2 of {tmp_path}" in lines

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lasg
-from lasg.errors import LasgError
+from lasg.errors import Faulty, LasgError
 from tests.transports.ranks import on_ranks
+from tests.transports.toy_stages import Coarse, TopK
 
 STEPS = 30
 SHORT = 15
@@ -177,15 +178,26 @@ def test_ranks_that_were_started_otherwise_are_refused_with_what_differs() -> No
     for codec, constants, weights, shapes in on_ranks(2, otherwise):
         assert "rank 1 was started otherwise" in codec
         assert "QSGD(bits=8" in codec
-        assert "[None, None, None, 11, 10, 0, 10]" in constants
+        assert "{'rho': None, 'c': None, 'guard': None, 'D': 11, 'window': 10, 'seed': 0, 'patience': 10}" in constants
         assert "sum to 1" in weights
         assert "shapes" in shapes
+
+
+RESUMED: list[tuple[str, Any]] = [
+    ("wk2", "dense"),
+    ("pse", "qsgd8:64"),
+    ("wk1", "qsgd4:32"),
+    ("lag", "dense"),
+    ("wk2", TopK()),
+    ("always", Coarse()),
+]
+"""The last two remember what they left out."""
 
 
 def resumed() -> list[bool]:
     """On a rank: whether a run that was stopped and resumed in the middle ends as one that was not."""
     found = []
-    for rule, codec in (("wk2", "dense"), ("pse", "qsgd8:64"), ("wk1", "qsgd4:32"), ("lag", "dense")):
+    for rule, codec in RESUMED:
         rank = dist.get_rank()
         batches = data(rank)
         ends = []
@@ -237,7 +249,7 @@ def astray() -> list[Any]:
                 opt.step(functools.partial(loss_of, model, x, y))
             if said:
                 found.append((k, str(said[0].message)))
-        found.append((flat(model), opt._rounds.resynchronised))
+        found.append((flat(model), opt._training.synchronised))
     return found
 
 
@@ -339,7 +351,7 @@ def test_a_gradient_that_is_not_finite_is_silence_and_leaves_no_trace() -> None:
     assert torch.isfinite(flat(model)).all()
     for _ in range(2):
         opt.step(lambda: cross_entropy(model(x), y) * float("inf"))
-    with pytest.raises(lasg.Faulty, match="3 rounds in a row"):
+    with pytest.raises(Faulty, match="3 rounds in a row"):
         opt.step(lambda: cross_entropy(model(x), y))
 
 
@@ -375,7 +387,7 @@ def test_after_faults_the_next_step_has_as_much_patience_again() -> None:
     opt = lasg.LazyOptimizer(sgd(model), "always", patience=1)
     x, y = data(0)[0]
     opt.step(lambda: cross_entropy(model(x), y) * float("nan"))
-    with pytest.raises(lasg.Faulty):
+    with pytest.raises(Faulty):
         opt.step(functools.partial(loss_of, model, x, y))
     assert opt.step(functools.partial(loss_of, model, x, y)) is not None
 

@@ -11,8 +11,9 @@ from lasg import counter
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Schedule
 from lasg.core.server import Laziness
+from lasg.core.training import Training
 from lasg.problems.regression import Regression
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 from tests.paper import transcription as paper
 
 SEED = 20
@@ -53,7 +54,7 @@ def data() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     return features, labels, shards
 
 
-def both(name: str, start: str, case: Case) -> tuple[Simulation, paper.Setting]:
+def both(name: str, start: str, case: Case) -> tuple[Training, paper.Setting]:
     features, labels, shards = data()
     problem = Regression(
         features, labels, shards, classes=2, batch=case.batch, seed=SEED, lam=case.lam, dtype=np.float64
@@ -63,7 +64,7 @@ def both(name: str, start: str, case: Case) -> tuple[Simulation, paper.Setting]:
         float(np.linalg.eigvalsh(features[shard].T @ features[shard])[-1]) / len(labels) + case.lam / len(shards)
         for shard in shards
     ]
-    simulation = Simulation(
+    simulation = simulate(
         problem,
         ClosedFormSGD(np.zeros(P), case.schedule),
         rule=row.rule,

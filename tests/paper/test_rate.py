@@ -10,7 +10,7 @@ from lasg.core.optimizers import ClosedFormSGD, Decreasing
 from lasg.core.rules import RULES
 from lasg.core.server import Laziness
 from lasg.problems.regression import Regression
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 SEEDS, P, D, MU, K0 = 8, 10, 5, 0.3, 20.0
 SIZES = (20, 40, 30, 30)
@@ -41,7 +41,7 @@ def errors(rule: str, c: float | None, seed: int, best: float) -> tuple[npt.NDAr
     M = len(SIZES)
     L = problem.smoothness("tight")
     largest = min(1 / (24 * D * SCHEDULE(0) ** 2), np.sqrt(M) * L.sum() ** 2 / 18)
-    simulation = Simulation(
+    simulation = simulate(
         problem,
         ClosedFormSGD(np.zeros(P), SCHEDULE),
         rule=RULES[rule],

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 from torch.utils.data import TensorDataset
 
-import lasg
+from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.server import Laziness
+from lasg.core.training import Training
 from lasg.errors import LasgError
 from lasg.problems.flat import FlatView
 from lasg.problems.image_transform import ImageTransform
 from lasg.problems.models import CNN, MODELS, ResNet18, load_weights, model
 from lasg.problems.module import ModuleProblem
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 N, M = 60, 4
 
@@ -52,13 +54,13 @@ def problem(module: nn.Module, **more: Any) -> ModuleProblem:
     return ModuleProblem(module, cross_entropy, settings.pop("dataset", data()), shards(), **settings)
 
 
-def simulated(of: ModuleProblem, name: str, rounds: int, **more: Any) -> Simulation:
-    chosen = lasg.algorithm(name)
+def simulated(of: ModuleProblem, name: str, rounds: int, **more: Any) -> Training:
+    chosen = algorithm(name)
     settings: dict[str, Any] = {"seed": 3, "local_steps": chosen.local_steps(2), **more}
     eta = settings.pop("eta", 0.1)
-    laziness = lasg.Laziness(workers=of.workers, D=5)
+    laziness = Laziness(workers=of.workers, D=5)
     optimizer = ClosedFormSGD(of.start(), Constant(eta))
-    simulation = Simulation(of, optimizer, rule=chosen.rule, codec=chosen.codec(8, None), laziness=laziness, **settings)
+    simulation = simulate(of, optimizer, rule=chosen.rule, codec=chosen.codec(8, None), laziness=laziness, **settings)
     for _ in range(rounds):
         simulation.step()
     return simulation
@@ -326,7 +328,7 @@ def test_a_silent_worker_stays_silent_with_dropout_while_the_model_stands_still(
 
 # -- with every algorithm ----------------------------------------------------------------------------------------
 
-RUNNABLE = [name for name, row in lasg.ALGORITHMS.items() if row.rule.name != "ps"]
+RUNNABLE = [name for name, row in ALGORITHMS.items() if row.rule.name != "ps"]
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -340,16 +342,16 @@ def test_every_algorithm_trains_every_module_and_resumes_bit_for_bit(name: str, 
         np.testing.assert_array_equal(one.uploaded, other.uploaded)
     assert torch.equal(whole.theta, resumed.theta)
     assert whole.ledger == resumed.ledger
-    assert whole.loss() == resumed.loss() < whole.problem.loss(whole.problem.start())  # type: ignore[attr-defined]
+    assert whole.loss() == resumed.loss() < whole.measurable.loss(whole.measurable.start())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["lag-wk", "lasg-wk1", "lasg-wk2", "lasg-pse", "laqsg-wk2", "local-sgd"])
 def test_long_vectors_row_by_row_give_what_short_ones_give_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lasg.core import contributions, workers
+    from lasg.core import arrays, workers
 
     at_once = simulated(problem(mlp()), name, 10)
     monkeypatch.setattr(workers, "AT_ONCE", 1)
-    monkeypatch.setattr(contributions, "AT_ONCE", 1)
+    monkeypatch.setattr(arrays, "AT_ONCE", 1)
     row_by_row = simulated(problem(mlp()), name, 10)
     assert at_once.ledger == row_by_row.ledger
     torch.testing.assert_close(at_once.theta, row_by_row.theta, rtol=1e-12, atol=1e-14)

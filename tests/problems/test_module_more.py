@@ -13,15 +13,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import lasg
+from lasg.core.algorithms import Stages, algorithm
+from lasg.core.messages import News, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.rules import WK1
 from lasg.core.server import Laziness, Server
+from lasg.core.training import Training
 from lasg.data.loaders import load
 from lasg.errors import Faulty, LasgError
 from lasg.problems.models import MODELS, load_weights, model, read_weights
 from lasg.problems.module import ModuleProblem
 from lasg.runs import store
 from lasg.runs.status import Status
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 from tests.runs.samples import stop_after
 
 N = 60
@@ -56,9 +60,9 @@ def problem(module: nn.Module, dataset: Any = None, **more: Any) -> ModuleProble
     return ModuleProblem(module, loss, dataset or (inputs(), labels()), SHARDS, **settings(more))
 
 
-def simulation(of: ModuleProblem, name: str = "sgd", rounds: int = 0) -> Simulation:
-    chosen = lasg.algorithm(name)
-    found = Simulation(
+def simulation(of: ModuleProblem, name: str = "sgd", rounds: int = 0) -> Training:
+    chosen = algorithm(name)
+    found = simulate(
         of,
         ClosedFormSGD(of.start(), Constant(0.1)),
         rule=chosen.rule,
@@ -136,13 +140,17 @@ def test_all_broken_gradients_are_reported_before_the_run_gives_up(tmp_path: Pat
 
 
 def test_wk1_makes_up_for_a_forced_upload_that_was_missed_right_after_another_upload() -> None:
-    server = Server(ClosedFormSGD(np.zeros(2), Constant(0.1)), lasg.RULES["wk1"], Laziness(workers=2, D=5))
+    stages = Stages(rule=WK1)
+    server = Server(ClosedFormSGD(np.zeros(2), Constant(0.1)), stages, Laziness(workers=2, D=5))
     for _ in range(5):
         server.open()
-        server.close(np.array([True, True]), np.ones(2))
-    assert server.open().due is True
-    server.close(np.array([True, False]), np.ones(2))  # a new snapshot, and worker 1's gradient was broken
-    assert np.array_equal(server.open().due, [False, True])
+        server.close(Uploads(np.array([True, True]), 2), News(np.ones(2)))
+    assert server.open().must_upload.all()
+    assert not server.open().by_rule
+    server.close(
+        Uploads(np.array([True, False]), 1), News(np.ones(2))
+    )  # a new snapshot, and worker 1's gradient was broken
+    assert np.array_equal(server.open().must_upload, [False, True])
 
 
 # -- what BatchNorm and other buffers remember ---------------------------------------------------------------------
@@ -152,7 +160,7 @@ def test_pooled_variances_stay_positive_where_means_are_large() -> None:
     module = nn.Sequential(nn.BatchNorm1d(6, momentum=None), linear())
     of = problem(module, (0.01 * inputs() + 100, labels()), dtype="float32")
     found = simulation(of, rounds=20)
-    variance = found.problem.export(found.theta)["0.running_var"]
+    variance = found.measurable.export(found.theta)["0.running_var"]
     assert torch.allclose(variance, torch.full((6,), 1e-4), rtol=1)
     assert np.isfinite(found.loss())
 

@@ -22,7 +22,7 @@ def main() -> None:
     told = {}
     for path in sorted(folder.glob("*.toml")):
         spec = specs.read(path)
-        factories.simulation(spec, factories.problem(spec))
+        factories.training(spec, factories.problem(spec))
         told[path.stem] = torment(spec, folder / path.stem, rng, kills)
     print(json.dumps(told))
 

@@ -1,7 +1,8 @@
 """The command line on a rank of torchrun, with quick checkpoints, and perhaps a kill at a chosen moment.
 
 KILL is RANK:WHAT:COUNT: rank RANK of the first attempt kills itself, as kill -9 does, in its COUNT-th writing of a file
-whose name begins with WHAT, when half of it is written; or, with WHAT = round, in round COUNT. HANG is RANK:ROUND.
+whose name begins with WHAT, when half of it is written; or, with WHAT = round, in round COUNT. HANG is RANK:ROUND, and
+PAUSE is, too: there the rank waits for a few seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lasg.cli.main import main
-from lasg.core.training import Rounds
+from lasg.core.training import Training
 from lasg.runs import files, runner
 from lasg.runs import on_ranks as ranks
 
 runner.CHECKPOINT_SECONDS = float(os.environ.get("EVERY", "0.2"))
 runner.CHECKPOINT_SHARE = 1.0
+FOR_EVER = 3600.0
 
 
 def die() -> None:
@@ -28,7 +30,7 @@ def die() -> None:
 
 
 def arm(what: str, count: int) -> None:
-    write, step, seen = files.write_atomically, Rounds.step, []
+    write, step, seen = files.write_atomically, Training.step, []
 
     def writing(path: Path, content: bytes) -> None:
         if path.name.startswith(what):
@@ -38,25 +40,26 @@ def arm(what: str, count: int) -> None:
                 die()
         write(path, content)
 
-    def stepping(self: Rounds) -> Any:
+    def stepping(self: Training) -> Any:
         if what == "round" and self.server.k == count:
             die()
         return step(self)
 
     ranks.write_atomically = writing  # type: ignore[attr-defined]
-    Rounds.step = stepping  # type: ignore[method-assign]
+    Training.step = stepping  # type: ignore[method-assign]
 
 
-def hang(at: int) -> None:
-    step = Rounds.step
+def hang(at: int, seconds: float) -> None:
+    step = Training.step
 
-    def stepping(self: Rounds) -> Any:
+    def stepping(self: Training) -> Any:
         if self.server.k == at:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or torchrun would wait half a minute before it kills
-            time.sleep(3600)
+            if seconds == FOR_EVER:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or torchrun would wait half a minute before it kills
+            time.sleep(seconds)
         return step(self)
 
-    Rounds.step = stepping  # type: ignore[method-assign]
+    Training.step = stepping  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
@@ -65,8 +68,8 @@ if __name__ == "__main__":
         who, what, count = os.environ["KILL"].split(":")
         if who == rank:
             arm(what, int(count))
-    if "HANG" in os.environ:
-        who, at = os.environ["HANG"].split(":")
+    for name, seconds in (("HANG", FOR_EVER), ("PAUSE", 3.0)):
+        who, _, at = os.environ.get(name, "").partition(":")
         if who == rank:
-            hang(int(at))
+            hang(int(at), seconds)
     sys.exit(main())

@@ -65,7 +65,7 @@ def test_a_hung_rank_is_named_by_the_others_after_the_timeout(tmp_path: Path) ->
 
 def test_control_c_leaves_a_checkpoint_and_no_process(undisturbed: store.Run, tmp_path: Path) -> None:
     spec = spec_file(tmp_path, ALGORITHM)
-    process = launched(tmp_path / "runs", spec, EVERY="1000")
+    process = launched(tmp_path / "runs", spec, EVERY="1000", PAUSE="1:300")  # or it might be over too soon
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/meta.json")):
         time.sleep(0.1)

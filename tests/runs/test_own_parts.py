@@ -15,7 +15,7 @@ import lasg
 from lasg.analysis.compare import summarise
 from lasg.cli.main import main
 from lasg.core.codecs import parse
-from lasg.core.rules import RULES, WK2, wk2
+from lasg.core.rules import RULES, WK2, Record, wk2
 from lasg.errors import LasgError
 from lasg.report import plots
 from lasg.report.verdict import links
@@ -25,12 +25,12 @@ from lasg.runs.fingerprints import fingerprint
 from tests.runs.samples import same_bytes, small, stop_after
 
 
-def largest_change(now: lasg.Record, last: lasg.Record) -> Any:
+def largest_change(now: Record, last: Record) -> Any:
     change = now.grad - now.probe
     return change.shape[-1] * (change * change).max(-1)
 
 
-def half_of_it(now: lasg.Record, last: lasg.Record) -> Any:
+def half_of_it(now: Record, last: Record) -> Any:
     return largest_change(now, last) / 2
 
 
@@ -133,8 +133,8 @@ def test_a_module_of_ones_own_trains_with_both_too(tmp_path: Path) -> None:
 
 def test_a_simulation_takes_names_too() -> None:
     spec = small("sgd")
-    named = lasg.simulation(spec, rule="wk2", codec="qsgd8")
-    given = lasg.simulation(spec, rule=RULES["wk2"], codec=parse("qsgd8"))
+    named = lasg.training(spec, rule="wk2", codec="qsgd8")
+    given = lasg.training(spec, rule=RULES["wk2"], codec=parse("qsgd8"))
     for _ in range(10):
         named.step(), given.step()
     assert named.ledger == given.ledger

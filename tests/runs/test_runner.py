@@ -251,11 +251,11 @@ def test_options_that_torch_refuses_late_are_refused_before_anything_is_written(
 
 def interrupt(spec: Spec, folder: Path, rounds: int) -> None:
     """Leave a run as a kill after `rounds` rounds would: running, with a checkpoint."""
-    job = Job.of(spec, None)
+    job = Job.from_spec(spec, None)
     store.begin(folder, spec, factories.dataset(spec.data, None).sha256)
     job.evaluate()
     for _ in range(rounds):
-        job.trace.closed(job.simulation.step())
+        job.trace.add_round(job.training.step())
         job.evaluate()
     store.write_checkpoint(folder, job.state())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -56,7 +57,8 @@ def _rank(rank: int, ranks: int, folder: str, found: Any, work: Callable[..., An
         place = f"file://{folder}/store"
         dist.init_process_group("gloo", place, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
         found.put((rank, pickle.dumps(work(*arguments)), ""))  # by value: tensors would be shared with a dead process
-        dist.barrier()
-        dist.destroy_process_group()
+        with contextlib.suppress(RuntimeError):  # a test may be about ranks that lose one another
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException:
         found.put((rank, None, traceback.format_exc()))

@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from lasg import ModuleProblem
-from lasg.core import codecs
+from lasg.core.algorithms import Stages
 from lasg.core.optimizers import ClosedFormSGD
-from lasg.core.rules import RULES
 from lasg.core.server import Laziness
+from lasg.core.training import Training
 from lasg.errors import LasgError
 from lasg.problems.buffers import Buffers
-from lasg.transports.failures import FAILURES
-from lasg.transports.federation import Failed, Federated
+from lasg.transports.federation import Federation
+from lasg.transports.membership import FAILURES, Failed
 from lasg.transports.nodes import FAILED, Node, Parcel
-from tests.transports.test_federation import KEYS, STEP, Wire, advanced, federation
+from tests.transports.test_federation import KEYS, STEP, advanced, federation
 from tests.transports.test_ranks import M
+from tests.transports.wire import Wire
 
 WORKERS = 3
 
@@ -36,8 +37,8 @@ def failing(*nodes: int, kind: str = "work") -> Callable[[int, Parcel, Parcel], 
 
 
 def test_a_model_that_fails_on_every_node_ends_the_run_with_what_the_nodes_say() -> None:
-    run, wire = federation("lasg-wk2")
-    run.gather(10)
+    run, fed, wire = federation("lasg-wk2")
+    fed.gather(10)
     greetings = len(wire.asked)
     wire.forged = failing(*wire.there)
     with pytest.raises(
@@ -50,28 +51,28 @@ def test_a_model_that_fails_on_every_node_ends_the_run_with_what_the_nodes_say()
 
 
 def test_nodes_that_cannot_even_begin_end_the_run_long_before_the_wait_is_over() -> None:
-    run, wire = federation("lasg-wk2")
+    _, fed, wire = federation("lasg-wk2")
     wire.forged = failing(*wire.there, kind="hello")
     with pytest.raises(LasgError, match=r"every node failed.*shapes differ"):
-        run.gather(300)
+        fed.gather(300)
     assert wire.now < 10
     assert len(wire.asked) == FAILURES * M
 
 
 def test_one_node_that_fails_is_silent_and_reported_in_few_lines_until_it_works_again() -> None:
     reports: list[Any] = []
-    run, wire = federation("sgd", report=reports.append)
-    run.gather(10)
+    run, fed, wire = federation("sgd", report=reports.append)
+    fed.gather(10)
     run.step()
-    rows = run.rows.copy()
+    rows = fed.listener.rows.copy()
     wire.forged = failing(102)
     uploaded = advanced(run, 20)
     assert uploaded[:, [m for m in range(M) if m != 2]].all()
     assert not uploaded[:, 2].any()
-    np.testing.assert_array_equal(run.rows[2], rows[2])
+    np.testing.assert_array_equal(fed.listener.rows[2], rows[2])
     assert [report.times for report in reports] == [1, 2, 4, 8, 16]
     assert reports[0] == Failed(1, 102, KEYS[2], "ValueError: shapes differ and more", 1)
-    assert not run.refused
+    assert not fed.members.refused
     wire.forged = None
     assert run.step().uploaded[2]
     wire.forged = failing(102)
@@ -80,17 +81,17 @@ def test_one_node_that_fails_is_silent_and_reported_in_few_lines_until_it_works_
 
 
 def test_a_greeting_that_failed_is_repeated_more_and_more_rarely() -> None:
-    run, wire = federation("sgd")
+    _, fed, wire = federation("sgd")
     wire.forged = failing(102, kind="hello")
     wire.there[900] = wire.there[104]  # a second node of another worker: refused, so there is hope for more
     with pytest.raises(LasgError, match=f"no node came for worker {KEYS[2]} in 300 s; another.*shapes differ"):
-        run.gather(300)
+        fed.gather(300)
     assert sum(node == 102 for node, _ in wire.asked) < 15
 
 
 def test_where_nobody_is_there_a_round_waits_for_its_deadline() -> None:
-    run, wire = federation("lasg-wk2", deadline=5.0)
-    run.gather(10)
+    run, fed, wire = federation("lasg-wk2", deadline=5.0)
+    fed.gather(10)
     run.step()
     there, wire.there = wire.there, {}
     before = wire.now
@@ -98,7 +99,7 @@ def test_where_nobody_is_there_a_round_waits_for_its_deadline() -> None:
     assert 5 <= wire.now - before < 6
     wire.there = there
     run.step()
-    assert (run.unheard == 0).all()
+    assert (fed.rounds_unanswered == 0).all()
 
 
 # -- buffers ----------------------------------------------------------------------------------------------------------
@@ -117,26 +118,19 @@ def problem(m: int) -> ModuleProblem:
     return ModuleProblem(network(), nn.functional.cross_entropy, data, [np.arange(40)], batch=0.5, ids=[m])
 
 
-def with_buffers(**options: Any) -> tuple[Federated, Wire]:
-    shared: dict[str, Any] = {"rule": RULES["always"], "codec": codecs.parse("dense")}
+def with_buffers(**options: Any) -> tuple[Training, Federation, Wire]:
+    stages, D = Stages(), 10
     nodes = {}
     for m in range(WORKERS):
         own = problem(m)
-        node = Node(KEYS[m], own, samples=40, like=own.start(), schedule=STEP, D=10, buffers=own.buffers, **shared)
+        node = Node(KEYS[m], own, samples=40, like=own.start(), stages=stages, schedule=STEP, D=D, buffers=own.buffers)
         nodes[100 + m] = node
     wire = Wire(nodes)
-    run = Federated(
-        ClosedFormSGD(problem(0).start(), STEP),
-        carrier=wire,
-        keys=KEYS[:WORKERS],
-        laziness=Laziness(workers=WORKERS, D=10),
-        clock=wire.clock,
-        sleep=wire.sleep,
-        buffers=Buffers(network(), WORKERS),
-        **shared,
-        **options,
-    )
-    return run, wire
+    options = {"away_after": D, **options}
+    buffers = Buffers(network(), WORKERS)
+    fed = Federation(wire, KEYS[:WORKERS], clock=wire.clock, sleep=wire.sleep, buffers=buffers, **options)
+    optimizer = ClosedFormSGD(problem(0).start(), STEP)
+    return Training(None, optimizer, stages, Laziness(workers=WORKERS, D=D), fed), fed, wire
 
 
 def forgeries() -> dict[str, Callable[[Parcel], Parcel]]:
@@ -164,18 +158,22 @@ def forgeries() -> dict[str, Callable[[Parcel], Parcel]]:
 
 @pytest.mark.parametrize("reason", forgeries())
 def test_buffers_that_cannot_be_a_workers_are_refused_with_the_whole_answer(reason: str) -> None:
-    run, wire = with_buffers()
-    run.gather(10)
+    run, fed, wire = with_buffers()
+    fed.gather(10)
     run.step()
-    assert run.buffers is not None
+    assert fed.buffers is not None
     forge = forgeries()[reason]
-    held, rows, others = [own[1].clone() for own in run.buffers.own], run.rows[1].clone(), run.buffers.own[1][0].clone()
+    held, rows, others = (
+        [own[1].clone() for own in fed.buffers.own],
+        fed.listener.rows[1].clone(),
+        fed.buffers.own[1][0].clone(),
+    )
     wire.forged = lambda node, asked, found: forge(found) if node == 101 and asked.head["kind"] == "work" else found
     assert run.step().uploaded.tolist() == [True, False, True]
-    assert reason in run.refused[-1].reason
-    assert torch.equal(run.rows[1], rows)
-    assert all(torch.equal(own[1], before) for own, before in zip(run.buffers.own, held, strict=True))
-    assert not torch.equal(run.buffers.own[1][0], others)
+    assert reason in fed.members.refused[-1].reason
+    assert torch.equal(fed.listener.rows[1], rows)
+    assert all(torch.equal(own[1], before) for own, before in zip(fed.buffers.own, held, strict=True))
+    assert not torch.equal(fed.buffers.own[1][0], others)
     wire.forged = None
     assert run.step().uploaded.all()
 
@@ -205,31 +203,31 @@ def test_whatever_bytes_come_as_buffers_only_sound_ones_are_taken() -> None:
 
 
 def test_a_node_with_other_buffers_than_the_server_is_told_so() -> None:
-    run, wire = with_buffers()
+    _, fed, wire = with_buffers()
     other = Buffers(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(5)), 1)
     node = wire.there[101]
     node.buffers, node.settings["buffers"] = other, other.layout
     with pytest.raises(LasgError, match=r"its buffers is 3 of 48 bytes, .*, not 4 of 34 bytes"):
-        run.gather(1)
+        fed.gather(1)
 
 
 def test_who_is_dropped_or_never_uploaded_has_no_part_in_the_pooled_buffers() -> None:
-    run, wire = with_buffers(away="drop", away_after=2)
-    assert run.buffers is not None
-    run.gather(10)
-    run.load_pooled_buffers()
-    assert torch.equal(run.buffers.read()[1], torch.zeros(3))
+    run, fed, wire = with_buffers(away="drop", away_after=2)
+    assert fed.buffers is not None
+    fed.gather(10)
+    fed.load_pooled_buffers()
+    assert torch.equal(fed.buffers.read()[1], torch.zeros(3))
     wire.deaf = {102}
     advanced(run, 2)
-    run.load_pooled_buffers()
-    means = run.buffers.own[1]
-    torch.testing.assert_close(run.buffers.read()[1], (means[0] + means[1]) / 2)
+    fed.load_pooled_buffers()
+    means = fed.buffers.own[1]
+    torch.testing.assert_close(fed.buffers.read()[1], (means[0] + means[1]) / 2)
     wire.deaf = set()
     run.step()
     del wire.there[101]
     advanced(run, 3)
-    run.load_pooled_buffers()
-    torch.testing.assert_close(run.buffers.read()[1], (means[0] + means[2]) / 2)
-    variances = run.buffers.own[2]
+    fed.load_pooled_buffers()
+    torch.testing.assert_close(fed.buffers.read()[1], (means[0] + means[2]) / 2)
+    variances = fed.buffers.own[2]
     apart = (means[0] - means[2]) / 2
-    torch.testing.assert_close(run.buffers.read()[2], (variances[0] + variances[2]) / 2 + apart * apart)
+    torch.testing.assert_close(fed.buffers.read()[2], (variances[0] + variances[2]) / 2 + apart * apart)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lasg
+from lasg.core.algorithms import Stages
 from lasg.core.codecs import Dense, parse
 from lasg.core.rules import RULES
-from lasg.transports.exchange import form
 from lasg.transports.links import Links
 from lasg.transports.quantised_sum import QuantisedSum
+from lasg.transports.routes import choose_form
 from tests.transports.ranks import on_ranks
 
 P = 1_000
@@ -28,13 +29,13 @@ def vector(rank: int) -> Tensor:
 
 def sums(rounds: int) -> tuple[list[Tensor], int]:
     """On a rank: the quantised sum of the ranks' vectors, with the noise of so many rounds, and the bytes sent."""
-    links = Links().apart()
-    added = QuantisedSum(links, parse("qsgd8:64"), vector(0), serving=range(links.ranks), seed=3, channels=(1, 2))  # type: ignore[arg-type]
+    links = Links().with_own_tags()
+    added = QuantisedSum(links, parse("qsgd8:64"), vector(0), serving=range(links.ranks), seed=3, channels=(1, 2))
     found = []
     for k in range(rounds):
         started = added.begin(k, vector(links.rank))
         found.append(added.finish(k))
-        links.settle(started, "uploads")
+        links.wait(started, "uploads")
     return found, int(links.sent.sum())
 
 
@@ -53,15 +54,16 @@ def test_the_quantised_sum_is_unbiased_and_the_same_bits_on_every_rank() -> None
 
 
 def test_it_is_taken_by_always_with_a_quantiser_from_three_ranks_on_and_only_where_it_is_allowed() -> None:
-    always, wk2, eight = RULES["always"], RULES["wk2"], parse("qsgd8:512")
-    chosen = functools.partial(form, 100_000, 4, requantise=True)
-    assert chosen(np.arange(3), eight, always, "auto") == "requantised"
-    assert chosen(np.arange(16), eight, always, "hub") == "requantised"
-    assert chosen(np.arange(2), eight, always, "auto") == "packed"  # two messages are as short, and exact
-    assert chosen(np.arange(3), eight, always, "direct") == "packed"
-    assert chosen(np.arange(3), eight, wk2, "auto") == "packed"  # who may be silent sends messages
-    assert chosen(np.arange(3), Dense(), always, "auto") == "totals"
-    assert form(100_000, 4, np.arange(3), eight, always, "auto") == "packed"
+    eight = parse("qsgd8:512")
+    always, wk2 = (Stages(rule=RULES[name], codec=eight) for name in ("always", "wk2"))
+    chosen = functools.partial(choose_form, 100_000, 4, requantise=True)
+    assert chosen(np.arange(3), always, "auto") == "requantised"
+    assert chosen(np.arange(16), always, "hub") == "requantised"
+    assert chosen(np.arange(2), always, "auto") == "packed"  # two messages are as short, and exact
+    assert chosen(np.arange(3), always, "direct") == "packed"
+    assert chosen(np.arange(3), wk2, "auto") == "packed"  # who may be silent sends messages
+    assert chosen(np.arange(3), Stages(codec=Dense()), "auto") == "totals"
+    assert choose_form(100_000, 4, np.arange(3), always, "auto") == "packed"
 
 
 def bytes_beside_an_all_reduce() -> tuple[float, bool]:

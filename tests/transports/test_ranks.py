@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lasg.core.algorithms import ALGORITHMS, algorithm
+from lasg.core.algorithms import ALGORITHMS, Stages, algorithm
 from lasg.core.arrays import host
 from lasg.core.codecs import QSGD, Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.server import Laziness
-from lasg.core.training import Problem, Rounds
+from lasg.core.training import Training
+from lasg.core.transport import Problem
 from lasg.errors import LasgError
 from lasg.problems.regression import Regression
-from lasg.transports.local import Simulation
-from lasg.transports.ranks import Distributed, hosts
+from lasg.transports.ranks import Ranks
+from lasg.transports.routes import assign_workers
 from tests.transports.ranks import on_ranks
 
 SIZES = (30, 8, 50, 12, 20, 9)
@@ -62,23 +64,24 @@ def network(dtype: Any) -> Problem:
     return ModuleProblem(module, cross_entropy, (features, labels), shards, batch=0.3, dtype=dtype)
 
 
-def engine(name: str, problem: Any, distributed: bool, codec: Codec | None = None, **options: Any) -> Rounds:
-    chosen = algorithm(name)
-    make: Any = Distributed if distributed else Simulation
-    run: Rounds = make(
+def stages_of(name: str, codec: Codec | None = None) -> Stages:
+    stages = algorithm(name).stages(bits=8, H=3)
+    return stages if codec is None else replace(stages, codec=codec)
+
+
+def engine(name: str, problem: Any, distributed: bool, codec: Codec | None = None, **options: Any) -> Training:
+    stages = stages_of(name, codec)
+    return Training(
         problem,
         ClosedFormSGD(problem.start(), Constant(0.1)),
-        rule=chosen.rule,
-        codec=codec or chosen.codec(8, None),
-        laziness=Laziness(workers=M, D=10, c=0.3),
-        local_steps=chosen.local_steps(3),
+        stages,
+        Laziness(workers=M, D=10, c=0.3),
+        Ranks(**options) if distributed else None,
         smoothness=problem.smoothness("paper") if name == "lasg-ps" or name == "laqsg-ps" else None,
-        **options,
     )
-    return run
 
 
-def advanced(run: Rounds, rounds: int = ROUNDS) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tuple[int, ...]]:
+def advanced(run: Training, rounds: int = ROUNDS) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any], tuple[int, ...]]:
     uploaded = np.array([run.step().uploaded for _ in range(rounds)])
     return uploaded, host(run.theta).copy(), run.ledger.row()
 
@@ -128,9 +131,9 @@ def test_all_twelve_upload_in_the_same_rounds_as_simulated_and_reach_the_same_mo
 
 
 def test_a_rank_without_a_worker_is_refused() -> None:
-    assert hosts(6, 4).tolist() == [0, 0, 1, 2, 2, 3]
+    assert assign_workers(6, 4).tolist() == [0, 0, 1, 2, 2, 3]
     with pytest.raises(LasgError, match="3 ranks for 2 workers"):
-        hosts(2, 3)
+        assign_workers(2, 3)
 
 
 def networks() -> dict[str, Any]:

@@ -16,8 +16,9 @@ from lasg.core.ledger import COUNTS, Ledger
 from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, TorchOptimizer
 from lasg.core.rules import RULES
 from lasg.core.server import Laziness
+from lasg.core.training import Training
 from lasg.problems.regression import Regression
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 SIZES = (30, 8, 50, 12)
 M, D, H, BITS = len(SIZES), 8, 4, 4
@@ -34,14 +35,14 @@ def make(
     optimizer: Optimizer | None = None,
     bucket: int | None = None,
     start: Any = "ask-twice",
-) -> Simulation:
+) -> Training:
     rng = np.random.default_rng(1)
     labels = np.sort(rng.integers(0, classes, sum(SIZES)))
     features = rng.normal(size=(sum(SIZES), 6)) + 2 * np.eye(6)[labels] * (1 - 2 * (labels == 0))[:, None]
     shards = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     problem = Regression(features, labels, shards, classes=classes, batch=0.1, seed=seed, dtype=dtype)
     row = algorithm(name)
-    return Simulation(
+    return simulate(
         problem,
         optimizer or ClosedFormSGD(np.zeros(problem.p, dtype), Constant(0.2)),
         rule=row.rule,
@@ -53,7 +54,7 @@ def make(
     )
 
 
-def play(simulation: Simulation, rounds: int) -> npt.NDArray[Any]:
+def play(simulation: Training, rounds: int) -> npt.NDArray[Any]:
     return np.array([simulation.step().uploaded for _ in range(rounds)])
 
 
@@ -83,6 +84,7 @@ def test_another_seed_gives_another_run(name: str) -> None:
 def test_the_quantiser_has_its_own_noise_for_every_seed() -> None:
     """Two seeds on the same minibatches still quantise differently."""
     one, other = make("qsgd", seed=3), make("qsgd", seed=3)
+    assert other.workers is not None
     other.workers.seed = 4
     one.step()
     other.step()
@@ -131,7 +133,8 @@ def test_the_ledger_keeps_its_identities(name: str, dtype: str, bucket: int | No
     simulation = make(name, dtype=dtype, bucket=bucket, classes=classes)
     rounds, row = 50, algorithm(name)
     uploaded = play(simulation, rounds)
-    ledger, p = simulation.ledger, simulation.problem.p  # type: ignore[attr-defined]
+    assert isinstance(simulation.problem, Regression)
+    ledger, p = simulation.ledger, simulation.problem.p
     entry = 32 if dtype == "float32" else 64
     buckets = 1 if bucket is None else -(-p // bucket)
     message = 8 * -(-BITS * p // 8) + 32 * buckets if row.quantised else entry * p
@@ -212,7 +215,7 @@ def test_any_rule_runs_with_quantised_local_steps_under_adam(rule: str) -> None:
     simulation = make(f"{rule}+qsgd8:4+H3", dtype="float32", optimizer=optimizer)
     problem = simulation.problem
     assert isinstance(problem, Regression)
-    assert simulation.workers.codec == QSGD(bits=8, bucket=4)
+    assert simulation.stages.codec == QSGD(bits=8, bucket=4)
     before = problem.loss(simulation.theta)
     uploaded = play(simulation, 100)
     assert simulation.ledger.iterations == 300
@@ -222,9 +225,9 @@ def test_any_rule_runs_with_quantised_local_steps_under_adam(rule: str) -> None:
 
 def test_a_laziness_for_another_number_of_workers_is_refused() -> None:
     """With too few the last workers' data would silently never be used."""
-    problem = make("sgd").problem
+    problem = make("sgd").measurable
     with pytest.raises(ValueError, match="workers"):
-        Simulation(
+        simulate(
             problem,
             ClosedFormSGD(np.zeros(6), Constant(0.1)),
             rule=RULES["wk2"],

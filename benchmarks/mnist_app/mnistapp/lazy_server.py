@@ -13,4 +13,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train as the settings say."""
-    train(grid, Settings.of(context.run_config), model(), measure(context))
+    train(grid, Settings.from_config(context.run_config), model(), measure(context))

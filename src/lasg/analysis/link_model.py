@@ -1,4 +1,4 @@
-"""A network and compute model: what a round would last on real links. docs/network.md gives the presets' sources.
+"""A network and compute model: what a round would last on real links. docs/links.md gives the presets' sources.
 
 A round lasts until its slowest participant is done. A participant waits for the model (latency + bits / down),
 computes (evaluations x seconds per gradient), and answers (latency + bits / up). Under a worker rule everybody takes

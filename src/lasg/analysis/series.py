@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lasg.errors import LasgError
 from lasg.runs.spec import OWN, Spec
 from lasg.runs.store import Run
@@ -46,6 +48,11 @@ def series(runs: Iterable[Run]) -> list[Series]:
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
+        if run.meta.get("engine") == "flower" and np.isnan(run.trace["loss"]).all():
+            raise LasgError(
+                f"{run.folder} has no loss to compare: its server measured nothing. Give server_app a measure; "
+                "trace.csv there has the uploads and bytes of every round"
+            )
         seeds = groups.setdefault(repr(sorted(settings(run.spec).items())), {})
         known = seeds.get(run.spec.seed)
         if known is None or (known.spec != run.spec and _length(run) > _length(known)):

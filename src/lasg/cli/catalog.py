@@ -35,9 +35,7 @@ class Entry:
     @property
     def command(self) -> str:
         """What to type to continue it."""
-        if self.run.meta["engine"] == "distributed":
-            return "the torchrun command that began it"
-        return f"lasg resume {self.run.folder}"
+        return self.run.how_to_resume.strip("`")
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -124,7 +124,7 @@ def figures(json: options.Json = False) -> None:
 
 @app.command()
 def networks(json: options.Json = False) -> None:
-    """List the networks that turn a ledger into seconds (docs/network.md has their sources)."""
+    """List the networks that turn a ledger into seconds (docs/links.md has their sources)."""
     if json:
         print_json([asdict(network) for network in PRESETS.values()])
         return

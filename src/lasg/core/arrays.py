@@ -25,6 +25,16 @@ IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
+# Up to so many entries the vectors of many workers are treated at once; more in pieces, without temporaries for all.
+AT_ONCE = 1 << 18
+
+
+def pieces(rows: int, p: int) -> list[slice]:
+    """Cut rows of length p into pieces of at most `AT_ONCE` entries, or one row."""
+    step = max(1, AT_ONCE // p)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
 def namespace(x: Array) -> ModuleType:
     """Return the module whose functions work on `x`: numpy or torch."""
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]

@@ -1,16 +1,15 @@
 """What an upload looks like on the wire.
 
-A codec has two methods. `encode` turns stacked rows `(n, p)` into one message a row; `decode` turns messages
-into exactly the rows that the server uses. The bits of an upload are 8 x the length of its message.
-`transmit` is what engines call: it gives the decoded rows and the bits, without packing where a codec knows
-a shorter way to the same numbers.
+A codec has two methods. `encode` turns stacked rows `(n, p)` into one message per row; `decode` turns messages into
+exactly the rows that the server uses. The bits of an upload are 8 x the length of its message. All else has defaults.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,40 +17,134 @@ import numpy.typing as npt
 from lasg.core.arrays import Array, bits_per_entry, cast, float64, host, namespace
 from lasg.errors import Diverged, LasgError
 
-# Gives uniform numbers in [0, 1), one an entry of the rows, drawn only if a codec asks for them.
+# Gives uniform numbers in [0, 1), one per entry of the rows, drawn only if a codec asks for them.
 Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
+# What a stage remembers: arrays by name, each with a row per worker.
+State: TypeAlias = dict[str, Array]
 
 
-Shortcut: TypeAlias = Callable[[Array, Noise], tuple[Array, int]]
-
-
-class Codec(Protocol):
-    """How rows become messages and messages rows."""
+class CodecLike(Protocol):
+    """What is enough of a codec of your own: `as_codec` adds the rest."""
 
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows `(n, p)` into `n` messages."""
         ...
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
-        """Turn `n` messages into rows `(n, p)` of the kind of `like`, a vector `(p,)`."""
+        """Turn `n` messages into rows `(n, p)`."""
         ...
 
 
-def transmit(codec: Codec, rows: Array, noise: Noise) -> tuple[Array, int]:
-    """Return the rows as the server sees them, and the bits that travelled for all of them."""
-    shortcut: Shortcut | None = getattr(codec, "skip_packing", None)
-    if shortcut is not None:
-        return shortcut(rows, noise)
-    messages = codec.encode(rows, noise)
-    decoded = cast(codec.decode(messages, rows[0]), rows)
-    if decoded.shape != rows.shape:
-        given, came = tuple(rows.shape), tuple(decoded.shape)
-        raise LasgError(f"{type(codec).__name__}.decode must give back rows {given}, one per message, got {came}")
-    return decoded, 8 * sum(map(len, messages))
+class Codec(ABC):
+    """How rows become messages and messages rows."""
+
+    unbiased: ClassVar[bool] = False
+    """Whether what is decoded is on average what was encoded: then sums of messages may be encoded again."""
+
+    @abstractmethod
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
+        """Turn rows `(n, p)` into `n` messages."""
+
+    @abstractmethod
+    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
+        """Turn `n` messages into rows `(n, p)` of the kind of `like`, a vector `(p,)`."""
+
+    def length(self, p: int, itemsize: int = 4) -> int | None:  # noqa: ARG002
+        """Bytes of the message of a vector of p entries of so many bytes each; None where that is not known before."""
+        return None
+
+    def init(self, workers: int, like: Array) -> State:  # noqa: ARG002
+        """Return what the encoder remembers of so many workers that have said nothing: nothing, for most codecs."""
+        return {}
+
+    def init_decoder(self, workers: int, like: Array) -> State:  # noqa: ARG002
+        """Return what the decoder remembers of them."""
+        return {}
+
+    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
+        """Return the rows as the server sees them, and the bits that travelled for all of them.
+
+        A codec that knows a shorter way to the same numbers than packing and unpacking takes it.
+        """
+        messages = self.encode(rows, noise)
+        decoded = cast(self.decode(messages, rows[0]), rows)
+        if decoded.shape != rows.shape:
+            given, came = tuple(rows.shape), tuple(decoded.shape)
+            raise LasgError(f"{self.name}.decode must give back rows {given}, one per message, got {came}")
+        return decoded, 8 * sum(map(len, messages))
+
+    @property
+    def name(self) -> str:
+        """What messages to the user call it."""
+        return type(self).__name__
+
+
+class StatefulCodec(Codec):
+    """A codec that remembers: what it makes of a message depends on those before it, per worker.
+
+    A state is a dict of arrays with a row per worker. Both sides keep one: it is part of belief, so it is in every
+    checkpoint, and a lost upload changes neither.
+    """
+
+    @abstractmethod
+    def update(self, rows: Array, noise: Noise, state: State) -> tuple[list[bytes], State]:
+        """Turn rows into messages; return them, and the new state of these workers, as new arrays."""
+
+    def update_decoder(self, messages: Sequence[bytes], like: Array, state: State) -> tuple[Array, State]:
+        """Turn messages into rows; return them, and the decoder's new state of these workers, as new arrays."""
+        return self.decode(messages, like), state
+
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
+        """Turn rows into messages as if they were the first."""
+        return self.update(rows, noise, self.init(len(rows), rows[0]))[0]
+
+
+class OwnCodec(Codec):
+    """A user's object with `encode` and `decode`, and perhaps `length`, `unbiased` or `skip_packing`."""
+
+    def __init__(self, codec: Any) -> None:
+        self.codec = codec
+        self.unbiased = bool(getattr(codec, "unbiased", False))  # type: ignore[misc]
+
+    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
+        """Turn rows into messages."""
+        messages: list[bytes] = self.codec.encode(rows, noise)
+        return messages
+
+    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
+        """Turn messages into rows."""
+        return self.codec.decode(messages, like)
+
+    def length(self, p: int, itemsize: int = 4) -> int | None:  # noqa: ARG002
+        """Bytes of a message, if the object knows."""
+        length = getattr(self.codec, "length", None)
+        return None if length is None else int(length(p))
+
+    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
+        """Return the rows as decoded, and their bits."""
+        shortcut = getattr(self.codec, "skip_packing", None)
+        return super().transmit(rows, noise) if shortcut is None else shortcut(rows, noise)
+
+    @property
+    def name(self) -> str:
+        """The name of the object's class."""
+        return type(self.codec).__name__
+
+    def __repr__(self) -> str:
+        """Say what it wraps."""
+        if "__repr__" in vars(type(self.codec)):
+            return repr(self.codec)
+        settings = sorted(f"{name}={value!r}" for name, value in vars(self.codec).items())
+        return f"{self.name}({', '.join(settings)})"
+
+
+def as_codec(codec: CodecLike) -> Codec:
+    """Return a codec for anything that has `encode` and `decode`."""
+    return codec if isinstance(codec, Codec) else OwnCodec(codec)
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Codec):
     """The entries as they are, little-endian, in the run's dtype: 32 p bits in float32."""
 
     def encode(self, rows: Array, noise: Noise | None = None) -> list[bytes]:  # noqa: ARG002
@@ -63,28 +156,31 @@ class Dense:
         dtype = host(like).dtype.newbyteorder("<")
         return cast(_bytes_of(messages, dtype.itemsize * len(like)).view(dtype).copy(), like)
 
-    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:  # noqa: ARG002
-        """Return what `decode(encode(rows))` would, and its bits."""
+    def length(self, p: int, itemsize: int = 4) -> int:
+        """Bytes of a message."""
+        return p * itemsize
+
+    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:  # noqa: ARG002
+        """Return the rows themselves, and their bits."""
         return rows, len(rows) * rows.shape[-1] * bits_per_entry(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD:
-    """Stochastic quantisation of Alistarh et al. 2017: `bits` an entry, sign included, one float32 norm a bucket.
+class QSGD(Codec):
+    """Stochastic quantisation of Alistarh et al. 2017: `bits` per entry, sign included, one float32 norm per bucket.
 
     With s = 2^(bits-1) - 1 levels an entry v_i becomes norm * sign(v_i) * l_i / s, where l_i is |v_i| s / norm
-    rounded up with its fractional part as probability: unbiased. `bucket=None` is one norm a vector, as in the
+    rounded up with its fractional part as probability: unbiased. `bucket=None` is one norm per vector, as in the
     paper: bits * p + 32 bits. Large models need buckets: the error grows with sqrt(bucket) / s.
     """
 
     bits: int = 4
     bucket: int | None = None
     unbiased: ClassVar[bool] = True
-    """What is decoded is on average what was encoded: sums of messages may be encoded again."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
-            raise LasgError(f"QSGD takes 2 to 16 bits an entry (sign included), got {self.bits!r}")
+            raise LasgError(f"QSGD takes 2 to 16 bits per entry (sign included), got {self.bits!r}")
         if self.bucket is not None and (not isinstance(self.bucket, int) or self.bucket < 1):
             raise LasgError(f"bucket must be a number of entries >= 1, or absent for one norm, got {self.bucket!r}")
 
@@ -114,8 +210,8 @@ class QSGD:
         levels = self._split(self._meaning().take(codes))
         return cast(self._join(norms.astype(np.float64), levels, p), like)
 
-    def skip_packing(self, rows: Array, noise: Noise) -> tuple[Array, int]:
-        """Return what `decode(encode(rows))` would, and its bits."""
+    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
+        """Return what `decode(encode(rows))` would, and its bits, without packing."""
         p = rows.shape[-1]
         norms, levels = self._quantise(rows, noise)
         return cast(self._join(float64(norms), levels, p), rows), 8 * self.length(p) * len(rows)
@@ -128,8 +224,8 @@ class QSGD:
     def _buckets(self, p: int) -> int:
         return 1 if self.bucket is None else -(-p // self.bucket)
 
-    def length(self, p: int) -> int:
-        """Bytes of a message: a float32 norm a bucket, then the packed entries."""
+    def length(self, p: int, itemsize: int = 4) -> int:  # noqa: ARG002
+        """Bytes of a message: a float32 norm per bucket, then the packed entries."""
         return 4 * self._buckets(p) + -(-self.bits * p // 8)
 
     def _split(self, rows: Array) -> Array:
@@ -212,7 +308,7 @@ def _unpack(packed: npt.NDArray[np.uint8], bits: int, p: int) -> npt.NDArray[np.
 
 
 def parse(name: str) -> Codec:
-    """Return the codec called `name`: dense, qsgd4, qsgd8:512 (bits, then entries a norm)."""
+    """Return the codec called `name`: dense, qsgd4, qsgd8:512 (bits, then entries per norm)."""
     if name == "dense":
         return Dense()
     bits, _, bucket = name.removeprefix("qsgd").partition(":")

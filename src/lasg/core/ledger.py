@@ -20,9 +20,9 @@ class Ledger:
     bits_up: int = 0
     """8 x the length of the contributions' encodings."""
     bits_down: int = 0
-    """p entries of the run's dtype a download."""
+    """p entries of the run's dtype per download."""
     control_bits: int = 0
-    """Flags (1 bit a worker and round under a worker rule) and L-hat (32 bits an upload under PSE)."""
+    """Flags (1 bit per worker and round under a worker rule) and L-hat (32 bits per upload under PSE)."""
     gradients: int = 0
     """Minibatch gradients of one worker."""
 

@@ -1,7 +1,7 @@
 """How the aggregate moves the model: plain SGD in closed form, or any torch.optim optimizer.
 
-An optimizer here owns theta. Plain SGD reports its step size, so that the server can use the paper's threshold;
-others report None, and the server keeps its history in gradient units.
+An optimizer here owns theta. Plain SGD says that it is plain, so that the server can use the paper's threshold; with
+others the server keeps its history in gradient units.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
 All rules share the right side, which the server computes (`server.Server.open`). A worker stays silent while
 left <= right. The function sees two records of the same workers: now, and at their last upload. Vectors are
-stacked, `(W, p)` or `(p,)` where all workers share one; a left side has one number a worker.
+stacked, `(W, p)` or `(p,)` where all workers share one; a left side has one number per worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from lasg.core.arrays import Array, host, sq
+from lasg.core.arrays import Array, IntArray, Mask, host, sq, zeros
+from lasg.core.codecs import State
 from lasg.errors import LasgError
 
 
@@ -23,16 +24,30 @@ class Record(NamedTuple):
     theta: Array = None
     """The model: theta^k now, theta^{k - tau_m} at the last upload."""
     grad: Array = None
-    """The exact contribution at `theta` on the sample of that round (never the quantised one)."""
+    """The exact contribution at `theta` on the sample of that round: not quantised, and before any estimator."""
     probe: Array = None
     """The contribution on the SAME sample at another point: the one `Rule.probe` names."""
     moved: Array = None
-    """||theta^k - theta^{k - tau_m}||^2, one number a worker; known now, where the last theta is kept."""
+    """||theta^k - theta^{k - tau_m}||^2, one number per worker; known now, where the last theta is kept."""
     smoothness: Array = None
-    """L_m, or its running estimate, one number a worker."""
+    """L_m, or its running estimate, one number per worker."""
+    state: State | None = None
+    """What the rule's own watch knows now, if it has one."""
 
 
 Left: TypeAlias = Callable[[Record, Record], Array]
+
+
+class Watch(Protocol):
+    """What a rule keeps of every round, whether a worker uploads in it or not: arrays with a row per worker."""
+
+    def init(self, workers: int, theta: Array) -> State:
+        """Return the state of so many workers before the first round."""
+        ...
+
+    def update(self, now: Record, state: State) -> State:
+        """Return the state of the workers that computed, after this round, as new arrays."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +66,8 @@ class Rule:
     """Which vectors of the last record a worker must keep: p numbers each."""
     estimate: Left | None = None
     """An estimate of L_m from an asked worker; the server keeps the largest."""
+    watch: Watch | None = None
+    """What it keeps of every round, if anything: `now.state`."""
 
     def __post_init__(self) -> None:
         if self.where == "server" and (self.remembers or self.probe == "snapshot"):
@@ -118,3 +135,44 @@ PS = Rule(name="ps", left=ps, where="server")
 PSE = Rule(name="pse", left=ps, where="server", probe="last", estimate=smoothness_estimate)
 
 RULES = {rule.name: rule for rule in (ALWAYS, LAG, WK1, WK2, PS, PSE)}
+
+
+class Iterates:
+    """theta at the last upload of each worker, stored once per model: at most min(workers, D) + 1 are distinct."""
+
+    def __init__(self, workers: int, theta: Array) -> None:
+        self.points = zeros((1, theta.shape[-1]), theta)
+        self.slot: IntArray = np.zeros(workers, np.int64)
+
+    def keep(self, theta: Array, uploaded: Mask) -> None:
+        """Remember `theta` as the last model of the workers that uploaded."""
+        used = np.bincount(self.slot[~uploaded], minlength=len(self.points))
+        free = int(used.argmin())
+        if used[free]:
+            free = len(self.points)
+            # Beside the new one at most one model a worker is in use: more room is never needed.
+            grown = zeros((min(2 * free, len(self.slot) + 1), self.points.shape[-1]), self.points)
+            grown[:free] = self.points
+            self.points = grown
+        self.points[free] = theta
+        self.slot[uploaded] = free
+
+    def rows(self, workers: IntArray | None = None) -> Array:
+        """Return the stored model of each worker: `(n, p)`, or for tensors a list of views, which copies nothing."""
+        slot = self.slot if workers is None else self.slot[workers]
+        if isinstance(self.points, np.ndarray):
+            return self.points.take(slot, 0)
+        return [self.points[i] for i in slot.tolist()]
+
+    def moved(self, theta: Array, workers: IntArray | None = None) -> Array:
+        """Return ||theta - stored||^2 for each worker, at the cost of one distance per distinct model."""
+        distances = host(sq(self.points - theta))
+        return distances[self.slot if workers is None else self.slot[workers]]
+
+    def state(self) -> dict[str, Array]:
+        """Return what a checkpoint must hold."""
+        return {"points": self.points, "slot": self.slot}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take a checkpoint's state."""
+        self.points, self.slot = state["points"], host(state["slot"])

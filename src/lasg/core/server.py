@@ -1,6 +1,6 @@
 """The server: a deterministic state machine. No clock, no randomness, no I/O.
 
-`open` says who is asked, who is due and what the rules' right side is; `close` takes the innovations of those
+`open` says who computes, who must upload and what the rules' right side is; `close` takes the news of those
 that uploaded and moves the model. eqn:LASGiteration2: theta^{k+1} = theta^k - eta_k nabla^k, with
 nabla^k = nabla^{k-1} + the sum of the innovations.
 """
@@ -10,22 +10,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, copies, float64, sq, zeros
+from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, namespace, sq, zeros
 from lasg.core.guard import WINDOW, Guard
-from lasg.core.iterates import Iterates
-from lasg.core.rules import Record, Rule
+from lasg.core.messages import News, Request, Uploads
+from lasg.core.rules import Iterates, Record
 from lasg.errors import Diverged, LasgError
 
 if TYPE_CHECKING:
+    from lasg.core.algorithms import Stages
     from lasg.core.optimizers import Optimizer
 
 
 PAPER_C = 0.1
 """The paper's constant c, which its experiments share: ten or twenty workers and plain SGD."""
+DEFAULT_D = 100
+"""The largest staleness where none is given: the paper's."""
 RHO = 0.5
 """The bound on the aggregate's relative error where nothing else is said."""
 
@@ -47,7 +50,7 @@ class Laziness:
 
     workers: int
     """M."""
-    D: int = 100
+    D: int = DEFAULT_D
     """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD."""
     c: float = PAPER_C
     """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
@@ -90,32 +93,9 @@ def laziness_of(
     """
     if rho is not None and c is not None:
         raise LasgError(f"rho = {rho} and c = {c} both say how lazy: set one of them")
-    if c is not None:
-        return Laziness(workers=workers, c=c, guard=bool(guard), **options)
+    if c is not None or (rho is None and options.get("c_d") is not None):
+        return Laziness(workers=workers, c=PAPER_C if c is None else c, guard=bool(guard), **options)
     return Laziness(workers=workers, rho=RHO if rho is None else rho, guard=guard in (None, True), **options)
-
-
-class Opened(NamedTuple):
-    """A round as the server opens it."""
-
-    k: int
-    theta: Array
-    eta: float
-    threshold: float
-    """The rules' right side."""
-    asked: Mask | None
-    """Who gets theta and computes; None: everybody (worker rules)."""
-    due: Mask | bool
-    """Who uploads whatever the rule says."""
-    left: FloatArray | None
-    """The left side, where the server evaluated the rule."""
-    points: int = 1
-    """At how many models a worker that computes needs its gradient."""
-
-    def to(self, ids: IntArray) -> Opened:
-        """Return the round as it is opened to some of the workers."""
-        asked = None if self.asked is None else self.asked[ids]
-        return self._replace(asked=asked, due=self.due if isinstance(self.due, bool) else self.due[ids])
 
 
 class Server:
@@ -124,23 +104,27 @@ class Server:
     def __init__(
         self,
         optimizer: Optimizer,
-        rule: Rule,
+        stages: Stages,
         laziness: Laziness,
         smoothness: FloatArray | None = None,
         weights: FloatArray | None = None,
     ) -> None:
         """Take how the model moves and who may be silent; `weights` are n_m / N, equal unless they are given."""
-        M = laziness.workers
+        M, rule = laziness.workers, stages.rule
         theta = optimizer.theta
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
-        self.guard = Guard() if laziness.guard and rule.left is not None else None
+        # What is said once is never stale: there is nothing to guard.
+        guarded = laziness.guard and rule.left is not None and stages.belief != "residual"
+        self.guard = Guard() if guarded else None
         self.weights = weights
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
         self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
         self.tau = np.ones(M, np.int64)
+        self._everybody = np.ones(M, np.bool_)
+        self._scratch: Array = None
         self.iterates = Iterates(M, theta) if rule.where == "server" else None
         if rule.where == "server" and rule.estimate is None:
             if smoothness is None:
@@ -182,86 +166,83 @@ class Server:
         """(1 - beta) / (1 + beta), for the optimizer's momentum as it is now: 1 for plain SGD."""
         return (1 - self.optimizer.momentum) / (1 + self.optimizer.momentum)
 
-    def open(self) -> Opened:
-        """Open round k: decide who is asked (server rules) and who is due."""
+    def open(self) -> Request:
+        """Open round k: decide who computes (server rules) and who must upload."""
         if self.guard is not None:
             self.guard.horizon = WINDOW * self._forgetting
         eta = self.optimizer.rate(self.k)
         gave_up = self.guard is not None and bool(self.guard.given_up)
         threshold = math.nan if gave_up else self.threshold(eta)
         points = 1 if gave_up else int(self.rule.points(self.k, self.laziness.D))
-        due = gave_up or self._due()
-        if self.iterates is None:
-            return Opened(self.k, self.theta, eta, threshold, None, due, None, points)
-        if due is True:
-            everybody = np.ones(len(self.tau), np.bool_)
-            return Opened(self.k, self.theta, eta, threshold, everybody, everybody, None, points)
-        moved = self.iterates.moved(self.theta)
-        now = Record(theta=self.theta, moved=moved, smoothness=self.smoothness)
-        assert self.rule.left is not None  # otherwise everybody is due
+        must = self._everybody if gave_up else self._must_upload()
+        if self.iterates is None or must is self._everybody:
+            by_rule = must is not self._everybody
+            return Request(self.k, self.theta, eta, threshold, self._everybody, must, None, points, by_rule)
+        assert self.rule.left is not None  # otherwise everybody must upload
+        now = Record(theta=self.theta, moved=self.iterates.moved(self.theta), smoothness=self.smoothness)
         left = self.rule.left(now, Record())
-        return Opened(self.k, self.theta, eta, threshold, (left > threshold) | due, due, left, points)
+        asked = (left > threshold) | must
+        return Request(self.k, self.theta, eta, threshold, asked, asked, left, points)
 
-    def _due(self) -> Mask | bool:
+    def _must_upload(self) -> Mask:
         """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1)."""
         if self.k == 0 or self.rule.left is None:
-            return True
+            return self._everybody
         limit = math.inf if self.guard is None else self.guard.reuse_limit
         if self.rule.periodic:
-            late = (self.tau > self.laziness.D) | (self.tau >= limit)
-            return self.k % self.laziness.D == 0 or (late if late.any() else False)
+            if self.k % self.laziness.D == 0:
+                return self._everybody
+            return (self.tau > self.laziness.D) | (self.tau >= limit)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
-            return True
+            return self._everybody
         return self.tau >= min(self.laziness.D, limit)
 
-    def close(
-        self,
-        uploaded: Mask,
-        innovation: Array | None,
-        estimates: FloatArray | None = None,
-        total: Array | None = None,
-        loss: float | None = None,
-    ) -> Array:
-        """Close round k with the sum of the innovations of those that uploaded; return theta^{k+1}.
-
-        Or with the total of all M workers' last contributions, which is the aggregate itself. `loss` is the mean over
-        the round's minibatches, where it is known.
-        """
-        before = self.theta
-        if self.guard is not None and self.k:
-            self._watch(uploaded, innovation if total is None else total - self.aggregate, loss)
+    def close(self, uploads: Uploads, news: News | None) -> Array:
+        """Close round k with what all workers answered, and what that means for the aggregate; return theta^{k+1}."""
+        before, uploaded = self.theta, uploads.uploaded
+        if self.guard is not None and self.k and not uploads.forget:
+            self._watch(uploaded, news, uploads.loss)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
             self.tau[~uploaded] = self.laziness.D + 1
-        if total is not None:
-            self.aggregate = total
-        elif innovation is not None:
-            self.aggregate += innovation
-        if total is not None or innovation is not None:
+        if news is not None:
+            if news.whole:
+                self.aggregate = news.vector
+            else:
+                self.aggregate += news.vector
             self.tau[uploaded] = 1
             if self.iterates is not None:
                 self.iterates.keep(before, uploaded)
-        if estimates is not None:
-            self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
+        if uploads.estimates is not None:
+            self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], uploads.estimates)
         theta = self.optimizer.step(self.k, self.aggregate)
-        size = float(sq(theta - before if self._in_moves else self.aggregate))
+        size = float(sq(self._difference(theta, before) if self._in_moves else self.aggregate))
         if not size < float("inf"):
             raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
         self.history.append(size)
         self.k += 1
         return theta
 
-    def _watch(self, uploaded: Mask, innovation: Array | None, loss: float | None) -> None:
+    def _difference(self, theta: Array, before: Array) -> Array:
+        """Return theta - before, good until the next call: a new vector every round would cost more than the rest."""
+        if isinstance(theta, np.ndarray):
+            return theta - before
+        if self._scratch is None:
+            self._scratch = zeros(theta.shape, theta)
+        return namespace(theta).sub(theta, before, out=self._scratch)
+
+    def _watch(self, uploaded: Mask, news: News | None, loss: float | None) -> None:
         """Show the guard what the round brought, before the aggregate changes."""
         assert self.guard is not None
+        innovation = None if news is None else news.vector - self.aggregate if news.whole else news.vector
         squares = np.ones(len(uploaded)) if self.weights is None else np.asarray(self.weights, np.float64) ** 2
         share = 1.0 if uploaded.all() else float(squares[uploaded].sum() / squares.sum())
-        news = size = 0.0
+        change = size = 0.0
         if innovation is not None:
-            news = float(sq(innovation))
+            change = float(sq(innovation))
             size = 0.5 * float(sq(self.aggregate) + sq(self.aggregate + innovation))
-        self.guard.close(self.k, share, news, size, loss)
+        self.guard.close(self.k, share, change, size, loss)
 
     @property
     def _in_moves(self) -> bool:

@@ -1,61 +1,31 @@
-"""Round after round of a server and its workers: what is the same wherever the workers are.
+"""Training: round after round of a server, the workers of this process, and a transport between all of them.
 
-Everything is counted as a star network would send it.
+A round is: ask, work, decide, say, believe, step. Everything is counted as a star network would send it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies
 from lasg.core.clipping import Clipped
-from lasg.core.codecs import Codec, Dense
 from lasg.core.ledger import Ledger
+from lasg.core.messages import Request, Uploads
 from lasg.core.optimizers import Optimizer
-from lasg.core.rules import Rule
-from lasg.core.server import Laziness, Opened, Server
-from lasg.core.workers import Gives, Oracle, Reply, Workers
+from lasg.core.server import Laziness, Server
+from lasg.core.transport import Local, Plan, Problem, Transport
+from lasg.core.workers import Oracle, Workers
 from lasg.errors import Faulty, LasgError
 
 PATIENCE = 10
 """How many rounds in a row a worker's gradient may be NaN or infinite before a run stops."""
-
-
-class Problem(Oracle, Protocol):
-    """What the engine needs of a problem besides its gradients."""
-
-    @property
-    def workers(self) -> int:
-        """M."""
-        ...
-
-    def loss(self, theta: Array) -> float:
-        """Return the objective over all samples."""
-        ...
-
-    def accuracy(self, theta: Array) -> float | None:
-        """Return the accuracy on the test set, if there is one."""
-        ...
-
-    def export(self, theta: Array) -> Any:
-        """Return a model by the names of its parameters."""
-        ...
-
-    def fresh(self) -> Problem:
-        """Return a problem of its own for one run: what changes while it trains is not shared, the data is."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of what changes while it trains: nothing, for most problems."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take a checkpoint's state."""
-        ...
+CHECKPOINT, STOP = 1, 2
+"""What a process may ask all others for after a round, `Uploads.control`: the most urgent wins."""
 
 
 class Hosted:
@@ -83,68 +53,80 @@ class Round(NamedTuple):
     threshold: float
     """The rule's right side."""
     left: FloatArray | None
-    """The rule's left side a worker; None where everybody had to upload."""
+    """The rule's left side per worker; None where everybody had to upload."""
     tau: IntArray
     """The staleness that each worker had when the round opened."""
     broken: Mask | None = None
     """Whose gradient was NaN or infinite, and so was not used; None: nobody's."""
     remark: str = ""
     """What a user must know of this round: that laziness was given up in it, and why."""
+    control: int = 0
+    """What some process asked for: 0, `CHECKPOINT` or `STOP`. All processes are told the same."""
 
 
-class Rounds(ABC):
-    """An iterator of rounds: `for round in rounds: ...`, stopped by the caller when it has enough."""
+class Training:
+    """An iterator of rounds: `for round in training: ...`, stopped by the caller when it has enough."""
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Oracle | None,
         optimizer: Optimizer,
-        *,
-        rule: Rule,
+        stages: Stages,
         laziness: Laziness,
-        codec: Codec | None = None,
-        local_steps: int = 1,
+        transport: Transport | None = None,
+        *,
         seed: int = 0,
         smoothness: FloatArray | None = None,
         clip: float | None = None,
         patience: int = PATIENCE,
-        ids: IntArray | None = None,
-        gives: Gives = "innovation",
+        minibatch_loss: Callable[[], float] | None = None,
     ) -> None:
-        """Take the workers `ids`, all by default, into this process; `gives` is that of `Workers`."""
-        if laziness.workers != problem.workers:
-            raise LasgError(
-                f"the problem has {problem.workers} workers, laziness says {laziness.workers}: make them equal"
-            )
+        """Train a problem, or, without one, a model whose workers are all elsewhere.
+
+        Without a transport everybody is in this process. `minibatch_loss` is asked after every round's gradients, if
+        the guard watches; NaN: there were none.
+        """
+        workers = getattr(problem, "workers", laziness.workers)
+        if laziness.workers != workers:
+            raise LasgError(f"the problem has {workers} workers, laziness says {laziness.workers}: make them equal")
         if not isinstance(patience, int) or patience < 1:
             raise LasgError(f"patience must be a number of rounds >= 1, got {patience!r}")
         theta = optimizer.theta
-        self.problem, self.ledger = problem.fresh(), Ledger()
+        self.problem = problem.fresh() if isinstance(problem, Problem) else problem
+        self.stages, self.transport, self.ledger = stages, transport or Local(), Ledger()
         self.patience = patience
         self.streak: IntArray = np.zeros(laziness.workers, np.int64)
         self._broken = False  # whether anybody is in a streak: quicker to ask in every round
-        self.server = Server(optimizer, rule, laziness, smoothness, self.problem.weights)
-        oracle: Oracle = self.problem if ids is None else Hosted(self.problem, ids)
-        self.workers = Workers(
-            oracle if clip is None else Clipped(oracle, clip),
-            rule,
-            codec or Dense(),
-            theta=theta,
-            ids=np.arange(laziness.workers) if ids is None else ids,
-            seed=seed,
-            D=laziness.D,
-            local_steps=local_steps,
-            gives=gives,
-        )
-        self.wish = 0
-        """What this process would have after the next round: nothing, or more urgently the higher it is."""
+        weights = None if self.problem is None else self.problem.weights
+        self.server = Server(optimizer, stages, laziness, smoothness, weights)
+        guarded = self.server.guard is not None
+        self._minibatch_loss = minibatch_loss if guarded else None
+        wants_loss = guarded and minibatch_loss is not None
+        plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer.plain, wants_loss)
+        hosting = self.transport.begin(plan)
+        self.ids, self.listener, self._here = hosting.ids, hosting.listener, hosting.carries == "news"
+        self.workers: Workers | None = None
+        if self.problem is not None and len(self.ids):
+            oracle = self.problem if len(self.ids) == laziness.workers else Hosted(self.problem, self.ids)
+            self.workers = Workers(
+                oracle if clip is None else Clipped(oracle, clip),
+                hosting.stages or stages,
+                theta=theta,
+                ids=self.ids,
+                seed=seed,
+                D=laziness.D,
+                listener=self.listener if self._here else None,
+            )
+        self._travels = type(self.transport) is not Local
+        self._all_here = len(self.ids) == laziness.workers
+        self._nobody = Uploads(np.zeros(0, np.bool_))
+        self.control = 0
+        """What this process asks for after the next round: 0, `CHECKPOINT` or `STOP`."""
+        self.synchronised: list[tuple[int, list[int]]] = []
+        """(round, processes) of models that were not the first process's, and were set to it."""
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
-        self._estimate_bits = rule.estimate_bits
-        self._flags = laziness.workers * rule.flag_bits
-
-    @abstractmethod
-    def respond(self, opened: Opened) -> Reply:
-        """Return what all M workers answer."""
+        self._estimate_bits = stages.rule.estimate_bits
+        self._flags = laziness.workers * stages.rule.flag_bits
 
     @property
     def theta(self) -> Array:
@@ -157,25 +139,33 @@ class Rounds(ABC):
         return "" if self.server.guard is None else self.server.guard.given_up
 
     @property
-    def wished(self) -> int:
-        """What was wished most urgently before the last round, by whichever process: all are told the same."""
-        return self.wish
+    def measurable(self) -> Problem:
+        """The problem, if it can be measured here."""
+        if not isinstance(self.problem, Problem):
+            raise LasgError("there is no problem here to measure: measure the loss over all samples in your own loop")
+        return self.problem
 
     def loss(self) -> float:
         """Return the objective at the current model, over all samples."""
-        return self.problem.loss(self.theta)
+        return self.measurable.loss(self.theta)
 
     def accuracy(self) -> float | None:
         """Return the accuracy of the current model on the test set; None without one."""
-        return self.problem.accuracy(self.theta)
+        return self.measurable.accuracy(self.theta)
 
     def measure(self) -> tuple[float, float | None]:
         """Return loss and accuracy at the current model, the same in every process."""
-        return self.problem.loss(self.theta), self.problem.accuracy(self.theta)
+        problem = self.measurable
+        self.transport.collect(problem)
+        measured = self.transport.from_first(
+            lambda: {"loss": problem.loss(self.theta), "accuracy": problem.accuracy(self.theta)}, "measurements"
+        )
+        return measured["loss"], measured["accuracy"]
 
     def export(self) -> Any:
-        """Return the model by the names of its parameters."""
-        return self.problem.export(self.theta)
+        """Return the model by the names of its parameters, in the process that saves with what all workers know."""
+        self.transport.collect(self.measurable)
+        return self.measurable.export(self.theta)
 
     def __iter__(self) -> Iterator[Round]:
         while True:
@@ -183,70 +173,147 @@ class Rounds(ABC):
 
     def step(self) -> Round:
         """Run one round."""
-        server = self.server
+        server, tau = self.server, self.server.tau
         if self._broken and self.streak.max() >= self.patience:
             worst = int(self.streak.argmax())
             raise Faulty(
                 f"worker {worst} had no finite gradient in {self.streak[worst]} rounds in a row, the last of them "
                 f"round {server.k - 1}: look at its data, take a smaller eta, or set clip"
             )
-        opened = server.open()
-        tau = server.tau
-        reply = self.respond(opened)
-        before = self.given_up
-        server.close(reply.uploaded, reply.innovation, reply.estimates, reply.total, reply.loss)
-        remark = "" if before else self.given_up
-        downloads = self.downloads(opened)
+        request = server.open()
+        uploads = self._answer(request)
+        if self._travels:
+            uploads = self.transport.exchange(request, uploads)
+        news = uploads.news
+        if not self._here and self.listener is not None and (uploads.uploads or uploads.forget or self.listener.whole):
+            news = self.listener.take(uploads.messages, np.flatnonzero(uploads.uploaded), uploads.forget)
+        if uploads.weights is not None:
+            server.weights = uploads.weights
+        guard = server.guard
+        given_up = guard is not None and bool(guard.given_up)
+        server.close(uploads, news)
+        remark = "" if guard is None or given_up else guard.given_up
+        computed = np.count_nonzero(request.computes)
+        self._count(uploads, int(computed) if uploads.downloads is None else uploads.downloads)
+        if uploads.differing:
+            self._synchronise(request.k, uploads.differing)
+        left = request.left if uploads.left is None else uploads.left
+        broken = self._note_broken(request, uploads) if uploads.broken is not None or self._broken else None
+        return Round(request.k, uploads.uploaded, request.threshold, left, tau, broken, remark, uploads.control)
+
+    def _synchronise(self, k: int, differing: tuple[int, ...]) -> None:
+        """Take over what the first process's server and listener are: the models of some were not its."""
+        own = None if self._here else self.listener
+        taken = self.transport.from_first(
+            lambda: {"shared": self.shared(), "listener": None if own is None else own.state()}, "the server's state"
+        )
+        if not self.transport.is_first:
+            self.restore_shared(taken["shared"])
+            if own is not None:
+                own.restore(taken["listener"])
+        self.synchronised.append((k, list(differing)))
+        if self.transport.is_first:
+            names = ", ".join(map(str, differing))
+            warnings.warn(
+                f"the model of rank {names} was not rank 0's in round {k}: all go on with rank 0's", stacklevel=3
+            )
+
+    def _answer(self, request: Request) -> Uploads:
+        """Return what the workers of this process answer, and what it asks for."""
+        if self.workers is None:
+            own = self._nobody
+        else:
+            if not self._all_here:
+                computes, must = request.computes[self.ids], request.must_upload[self.ids]
+                request = request._replace(computes=computes, must_upload=must)
+            own = self.workers.answer(request)
+        if self._minibatch_loss is not None:
+            own = own._replace(loss=self._minibatch_loss())
+        return own._replace(control=self.control) if self.control else own
+
+    def _count(self, uploads: Uploads, downloads: int) -> None:
         ledger = self.ledger
         ledger.rounds += 1
-        ledger.iterations += self.workers.H
-        ledger.uploads += reply.uploads
+        ledger.iterations += self.stages.local_steps
+        ledger.uploads += uploads.uploads
         ledger.downloads += downloads
-        ledger.bits_up += reply.bits
+        ledger.bits_up += uploads.bits
         ledger.bits_down += downloads * self._model_bits
-        ledger.control_bits += self._flags + reply.uploads * self._estimate_bits
-        ledger.gradients += reply.gradients
-        left = opened.left if reply.left is None else reply.left
-        broken = reply.broken if reply.broken is not None and reply.broken.any() else None
+        ledger.control_bits += self._flags + uploads.uploads * self._estimate_bits
+        ledger.gradients += uploads.gradients
+
+    def _note_broken(self, request: Request, uploads: Uploads) -> Mask | None:
+        """Count for how many rounds in a row workers had no finite gradient; return who had none in this one."""
+        broken = uploads.broken if uploads.broken is not None and uploads.broken.any() else None
         if broken is not None or self._broken:
             # Who was not asked computed nothing, and so neither failed nor succeeded.
-            kept = 0 if opened.asked is None else np.where(opened.asked, 0, self.streak)
+            kept = np.where(request.computes, 0, self.streak)
             self.streak = np.where(False if broken is None else broken, self.streak + 1, kept)
             self._broken = bool(self.streak.any())
-        return Round(opened.k, reply.uploaded, opened.threshold, left, tau, broken, remark)
+        return broken
 
-    def downloads(self, opened: Opened) -> int:
-        """Return how many workers get the model in a round."""
-        return len(self.streak) if opened.asked is None else int(np.count_nonzero(opened.asked))
-
-    def forgive(self) -> None:
+    def reset_faults(self) -> None:
         """Forget how often gradients were not finite, so that a stopped run may be tried again."""
         self.streak, self._broken = np.zeros_like(self.streak), False
 
+    # -- what survives the process ----------------------------------------------------------------------------------
+
     def state(self, *, live: bool = False) -> dict[str, Any]:
-        """Return all that a run needs to go on: nested dicts of arrays and JSON values.
+        """Return all that this process needs to go on: nested dicts of arrays and JSON values.
 
         `live` copies nothing: what is returned is only good until the next round.
         """
-        state = {
-            "server": self.server.state(),
-            "workers": self.workers.state(),
-            "problem": self.problem.state(),
-            "ledger": list(self.ledger.row()),
-            "streak": self.streak,
+        state = {**self.shared(), **self.own()}
+        return state if live else dict(copies(state))
+
+    def shared(self) -> dict[str, Any]:
+        """Return the part of the state that all processes have alike: live arrays."""
+        return {"server": self.server.state(), "ledger": list(self.ledger.row()), "streak": self.streak}
+
+    def own(self) -> dict[str, Any]:
+        """Return the part of the state that is this process's alone: live arrays."""
+        return {
+            "workers": None if self.workers is None else self.workers.state(),
+            "listener": None if self.listener is None else self.listener.state(),
+            "problem": self.problem.state() if isinstance(self.problem, Problem) else {},
+            "transport": self.transport.state(),
         }
-        found: dict[str, Any] = state if live else copies(state)
-        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.take_shared(state)
-        self.workers.restore(state["workers"])
-        self.problem.restore(state["problem"])
+        state = upgraded(state)
+        self.restore_shared(state)
+        if self.workers is not None:
+            self.workers.restore(state["workers"])
+        if self.listener is not None:
+            self.listener.restore(state["listener"])
+        if isinstance(self.problem, Problem):
+            self.problem.restore(state["problem"])
+        self.transport.restore(state["transport"])
 
-    def take_shared(self, state: dict[str, Any]) -> None:
+    def restore_shared(self, state: dict[str, Any]) -> None:
         """Take the part of a state that is the server's."""
         self.server.restore(state["server"])
-        self.streak = state["streak"].copy()
+        self.streak = np.array(state["streak"])
         self._broken = bool(self.streak.any())
         self.ledger = Ledger(*state["ledger"])
+
+
+def upgraded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as this version has it, of one that lasg 0.1 wrote: then contributions were the workers'."""
+    if "transport" in state:
+        return state
+    workers, exchange = state["workers"], state.get("exchange", {})
+    rows = workers["contributed"] if workers["contributed"] is not None else exchange.get("contributed")
+    names = ("memory", "snapshot", "iterates")
+    speaker = {"encoder": {}, "decoder": {}, "last": -1, "pending": None}
+    return {
+        **{name: value for name, value in state.items() if name not in {"exchange", "sent"}},
+        "workers": {
+            "rule": {**{name: workers[name] for name in names}, "watched": {}},
+            "estimator": {},
+            "speaker": speaker,
+        },
+        "listener": None if rows is None else {"decoder": {}, "rows": rows},
+        "transport": {**exchange, "sent": state["sent"]} if exchange else state.get("federation", {}),
+    }

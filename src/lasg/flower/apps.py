@@ -15,17 +15,20 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from lasg.core.arrays import Array, FloatArray, zeros
+from lasg.core.arrays import Array, FloatArray, host, zeros
 from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.training import Training
 from lasg.core.workers import Oracle
 from lasg.errors import LasgError, first_line
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
-from lasg.flower.storage import MODEL, TRACE, Trace, checkpoint, choose, resume, write_model
+from lasg.flower.storage import Recorder, choose
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
 from lasg.runs.files import lock
-from lasg.transports.federation import Failed, Federated, Refused
+from lasg.runs.store import MODEL
+from lasg.transports.federation import Federation
+from lasg.transports.membership import Failed, Refused
 from lasg.transports.nodes import FAILED, Node, Parcel
 
 MEMORY, FAILURE = "lasg.memory", "lasg.failure"
@@ -109,7 +112,7 @@ def _failure(context: Context, error: Exception) -> Parcel:
 
 def _node(context: Context, make_problem: MakeProblem) -> Node:
     """Return the node as it was after its last message."""
-    settings = Settings.of(context.run_config)
+    settings = Settings.from_config(context.run_config)
     key = str(context.node_config.get("worker", context.node_config.get("partition-id", "")))
     if key not in settings.names:
         raise LasgError(
@@ -127,9 +130,10 @@ def _node(context: Context, make_problem: MakeProblem) -> Node:
         like=zeros(start.shape, start),
         schedule=Constant(settings.eta),
         D=settings.D,
+        stages=settings.stages,
+        seed=settings.seed,
         clip=settings.clip or None,
         buffers=getattr(problem, "buffers", None),
-        **settings.shared,
     )
     memory = context.state.get(MEMORY)
     if isinstance(memory, ConfigRecord):
@@ -150,7 +154,7 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            train(grid, Settings.of(context.run_config), make_model(context), measure, smoothness)
+            train(grid, Settings.from_config(context.run_config), make_model(context), measure, smoothness)
         except LasgError as error:
             raise error.with_traceback(None) from None  # its line says it all, and Flower prints where it came from
 
@@ -163,7 +167,7 @@ def train(
     model: nn.Module,
     measure: Measure | None = None,
     smoothness: FloatArray | None = None,
-) -> Federated:
+) -> Training:
     """Train over the nodes of a grid; leave checkpoint, trace and model in the settings' folder.
 
     The model is not changed. What is measured, and what is saved, are copies of it in evaluation mode, with the nodes'
@@ -171,65 +175,64 @@ def train(
     """
     module = copy.deepcopy(model)
     flat, buffers = FlatView(module.named_parameters()), Buffers(module, len(settings.names))
-
-    def trained(theta: Any) -> nn.Module:
-        flat.point_at(theta)
-        run.load_pooled_buffers()
-        return copy.deepcopy(module).eval()
-
-    run = Federated(
-        ClosedFormSGD(flat.gather(), Constant(settings.eta)),
-        carrier=GridCarrier(grid, settings.deadline, settings.wait),
-        keys=settings.names,
-        laziness=settings.laziness,
+    federation = Federation(
+        GridCarrier(grid, settings.deadline, settings.wait),
+        settings.names,
         deadline=settings.deadline,
         away=settings.away,  # type: ignore[arg-type]
-        away_after=settings.away_after or None,
+        away_after=settings.away_after or settings.D,
         norm_bound=settings.bound,
-        relay=settings.relay,
-        smoothness=smoothness,
+        send_deltas=settings.relay,
         buffers=buffers if buffers.names else None,
-        measure=None if measure is None else lambda theta: measure(trained(theta)),
         report=_report,
-        **settings.shared,
     )
+    optimizer = ClosedFormSGD(flat.gather(), Constant(settings.eta))
+    run = Training(
+        None, optimizer, settings.stages, settings.laziness, federation, seed=settings.seed, smoothness=smoothness
+    )
+
+    def trained() -> nn.Module:
+        flat.point_at(run.theta)
+        federation.load_pooled_buffers()
+        return copy.deepcopy(module).eval()
+
     out = Path(settings.out).resolve()
     folder = choose(out, resume=settings.resume)
     if folder != out and not settings.resume:
         log(INFO, "lasg: %s has a run in it: this one goes to %s (resume=true goes on with the last)", out, folder)
     with lock(folder):
-        _rounds(run, settings, folder)
-        write_model(folder / MODEL, trained(run.theta))
-    log(INFO, "lasg: %s", _summary(run, folder / MODEL))
+        spec = settings.spec.but(dtype=str(host(run.theta).dtype))
+        recorder = Recorder(folder, spec, run, federation)
+        _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
+        recorder.finish(trained())
+    log(INFO, "lasg: %s", _summary(run, federation, folder / MODEL))
     return run
 
 
-def _summary(run: Federated, model: Path) -> str:
+def _summary(run: Training, federation: Federation, model: Path) -> str:
     """Return the last line of a run: the model, and what it cost."""
-    uploads, possible = run.ledger.uploads, run.ledger.rounds * len(run.keys)
+    uploads, possible = run.ledger.uploads, run.ledger.rounds * len(federation.keys)
     saved = f"{possible - uploads} of {possible} uploads saved ({(possible - uploads) / max(1, possible):.0%})"
-    sent = f"{run.bytes_up / 1e6:.2f} MB up, {run.bytes_down / 1e6:.2f} MB down"
+    sent = f"{federation.members.bytes_up / 1e6:.2f} MB up, {federation.members.bytes_down / 1e6:.2f} MB down"
     return f"done: {model}, {run.ledger.rounds} rounds, {saved}, {sent}"
 
 
-def _rounds(run: Federated, settings: Settings, folder: Path) -> None:
+def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[float, float | None]] | None) -> None:
     """Do all rounds, with a line in the trace and a checkpoint after each."""
-    trace = Trace(folder / TRACE)
-    if settings.resume and resume(run, folder):
-        log(INFO, "lasg: going on at round %d of %s", run.server.k, folder)
+    run, federation = recorder.run, recorder.federation
+    if settings.resume and recorder.resume():
+        log(INFO, "lasg: going on at round %d of %s", run.server.k, recorder.folder)
     elif settings.resume:
-        log(WARNING, "lasg: there is no checkpoint in %s to go on from: this run begins at round 0", folder)
-    trace.begin(run.server.k)
-    run.gather(settings.wait)
+        log(WARNING, "lasg: there is no checkpoint in %s to go on from: this run begins at round 0", recorder.folder)
+    recorder.rounds.begin(run.server.k)
+    federation.gather(settings.wait)
     while run.server.k < settings.rounds:
         began = time.monotonic()
         done = run.step()
-        last = run.server.k == settings.rounds
-        loss, accuracy = run.measure() if last or run.server.k % settings.evaluate_every == 0 else (None, None)
-        trace.add(run, done.uploaded, time.monotonic() - began, loss, accuracy)
-        if run.ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
-            checkpoint(run, folder)
-        if run.unheard.all() and not run.failures.times:
+        due = run.server.k == settings.rounds or run.server.k % settings.evaluate_every == 0
+        loss, accuracy = (None, None) if measure is None or not due else measure()
+        recorder.add(done, time.monotonic() - began, loss, accuracy)
+        if federation.rounds_unanswered.all() and not federation.members.failures.times:
             log(WARNING, "lasg: round %d: nobody answered in %g s: raise deadline", run.server.k, settings.deadline)
         if done.remark:
             log(WARNING, "lasg: %s. All nodes upload in every round from here on", done.remark)

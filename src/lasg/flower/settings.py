@@ -1,18 +1,23 @@
-"""What a federation is told in `[tool.flwr.app.config]`, in its pyproject.toml: server and nodes read the same."""
+"""What a federation is told in `[tool.flwr.app.config]`, in its pyproject.toml: server and nodes read the same.
+
+What it trains and how is a spec, as of any run, with the same names and defaults; Flower's values cannot be absent, so
+here 0 or a negative number says that a limit or a constant is not set.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lasg.core import codecs
-from lasg.core.codecs import Codec
-from lasg.core.optimizers import Constant
-from lasg.core.rules import RULES, Rule
-from lasg.core.server import RHO, Laziness, laziness_of
+from lasg.core.algorithms import Stages, algorithm, composition_name
+from lasg.core.rules import RULES
+from lasg.core.server import RHO, Laziness
+from lasg.core.settings import Settings as Shared
 from lasg.errors import LasgError
+from lasg.runs.spec import OWN, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +28,22 @@ class Settings:
     """How many workers; their keys are then 0, 1, 2, ..., which Flower calls partition-id."""
     keys: str = ""
     """Or their names, with commas: a node says its own as `worker` in its node config."""
+    task: str = "federation"
+    """What the stored run is called."""
     rounds: int = 100
+    algorithm: str = ""
+    """An algorithm by its name, in place of rule, codec and local-steps."""
     rule: str = "always"
     codec: str = "qsgd8:512"
-    eta: float = 0.05
     local_steps: int = 1
+    eta: float = Shared.eta
     rho: float = RHO
     """How lazy a lazy rule is: the bound on the aggregate's relative error. The guard watches it."""
     c: float = -1.0
     """The paper's constant, in place of rho and without the guard; below 0: none."""
-    D: int = 50
-    window: int = 10
-    seed: int = 0
+    D: int = Shared.D
+    window: int = Shared.window
+    seed: int = Shared.seed
     clip: float = 0.0
     """The largest norm of a gradient; 0 is no limit."""
     deadline: float = 60.0
@@ -55,9 +64,9 @@ class Settings:
     resume: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Settings:
+    def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Read the settings of lasg among those of an app."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for one in fields(cls):
             name = one.name.replace("_", "-")
             if name not in config:
@@ -67,8 +76,8 @@ class Settings:
                 value = float(value)
             if type(value) is not kind:
                 raise LasgError(f"{name} must be a {kind.__name__}, got {value!r}")
-            found[one.name] = value
-        return cls(**found)
+            values[one.name] = value
+        return cls(**values)
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -80,9 +89,7 @@ class Settings:
                 raise LasgError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not self.deadline > 0:
             raise LasgError(f"deadline must be a number of seconds, got {self.deadline}")
-        codecs.parse(self.codec)
-        Constant(self.eta)
-        self.laziness  # noqa: B018 (refuses what no server takes)
+        self.spec  # noqa: B018 (refuses what no run takes)
 
     @property
     def names(self) -> list[str]:
@@ -91,17 +98,43 @@ class Settings:
         return given or [str(m) for m in range(self.workers)]
 
     @property
-    def laziness(self) -> Laziness:
-        """The constants of the rules."""
-        rho, c = (self.rho, None) if self.c < 0 else (None, self.c)
-        return laziness_of(len(self.names), rho=rho, c=c, D=self.D, window=self.window)
+    def stages(self) -> Stages:
+        """What both sides build their workers from."""
+        return self.spec.stages
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """The run, as it is stored: its data are the nodes'."""
+        given = (self.rule, self.codec) != (Settings.rule, Settings.codec)
+        if self.algorithm and given:
+            raise LasgError("an algorithm's name says its rule and codec: set the one or the others")
+        name = self.algorithm or composition_name(self.rule, self.codec, self.local_steps)
+        chosen = algorithm(name)
+        if self.algorithm and self.local_steps > 1 and not chosen.local:
+            raise LasgError(
+                f"an algorithm's name says its local steps: {self.algorithm}+H{self.local_steps}, for example"
+            )
+        how_lazy: dict[str, Any] = {"rho": self.rho} if self.c < 0 else {"c": self.c}
+        return Spec(
+            task=self.task,
+            algorithm=name,
+            data=OWN,
+            partition=OWN,
+            workers=len(self.names),
+            iterations=self.rounds * chosen.local_steps(self.local_steps),
+            bits=8,
+            bucket=512,
+            H=self.local_steps,
+            evaluate=self.evaluate_every,
+            clip=self.clip or None,
+            **{name: getattr(self, name) for name in ("eta", "D", "window", "seed")},
+            **how_lazy,
+        )
 
     @property
-    def shared(self) -> dict[str, Any]:
-        """What both sides build their workers from."""
-        chosen: Rule = RULES[self.rule]
-        codec: Codec = codecs.parse(self.codec)
-        return {"rule": chosen, "codec": codec, "local_steps": self.local_steps, "seed": self.seed}
+    def laziness(self) -> Laziness:
+        """The constants of the rules."""
+        return self.spec.laziness
 
     @property
     def bound(self) -> float:

@@ -1,11 +1,16 @@
-"""The server's folder: which one a run gets, its checkpoint, its trace and its model."""
+"""A federation's run on disk: the store of every run, written by the server after every round.
+
+Beside it lies trace.csv, a line per round with the bytes that travelled.
+"""
 
 from __future__ import annotations
 
 import csv
 import itertools
-import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +18,25 @@ from safetensors.torch import save
 from torch import nn
 
 from lasg.core.arrays import copies
-from lasg.core.ledger import COUNTS
+from lasg.core.training import Round, Training
 from lasg.errors import LasgError
-from lasg.packing import pack, unpack
+from lasg.packing import unpack
 from lasg.problems.buffers import named_tensors
+from lasg.runs import runner, store
 from lasg.runs.files import write_atomically
-from lasg.transports.federation import Federated
+from lasg.runs.runner import Job
+from lasg.runs.spec import Spec
+from lasg.runs.trace import Trace
+from lasg.transports.federation import Federation
 
-CHECKPOINT, PREVIOUS, STATUS = "server.safetensors", "server-previous.safetensors", "server.json"
-MODEL, TRACE = "model.safetensors", "trace.csv"
+ROUNDS = "trace.csv"
+OLD = ("server.safetensors", "server-previous.safetensors")
+"""The checkpoints of lasg 0.1."""
 
 
 def has_run(folder: Path) -> bool:
     """Tell whether a run has done a round here: then the folder is nobody else's."""
-    return any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS, MODEL))
+    return any((folder / name).exists() for name in (store.CHECKPOINT, store.PREVIOUS, store.MODEL, *OLD))
 
 
 def choose(out: Path, *, resume: bool) -> Path:
@@ -43,48 +53,102 @@ def choose(out: Path, *, resume: bool) -> Path:
     raise AssertionError("the numbers have ended")
 
 
-def write_model(path: Path, model: nn.Module) -> None:
-    """Write parameters and buffers by their names."""
-    write_atomically(path, save(named_tensors(model)))
+class Recorder:
+    """Writes the store of a federation's run: a checkpoint after every round, the one before kept, and the end."""
+
+    def __init__(self, folder: Path, spec: Spec, run: Training, federation: Federation) -> None:
+        self.folder, self.federation = folder, federation
+        self.job = Job(spec, run, Trace(spec.workers, spec.watched))
+        self.rounds = RoundLog(folder / ROUNDS)
+        self._begun = False
+
+    @property
+    def run(self) -> Training:
+        """The training that is recorded."""
+        return self.job.training
+
+    def resume(self) -> bool:
+        """Take the last whole checkpoint; False if there is none."""
+        there = [name for name in (store.CHECKPOINT, store.PREVIOUS, *OLD) if (self.folder / name).exists()]
+        if not there:
+            return False
+        path, state = self._read(there)
+        now = path.name not in OLD
+        training = state["simulation"] if now else state
+        theirs = (training["transport"] if "transport" in training else training["federation"])["settings"]
+        # An older checkpoint says nothing of what was not a setting then.
+        differs = [name for name, value in self.federation.settings.items() if theirs.get(name, value) != value]
+        if differs:
+            raise LasgError(f"{path} is of a run with another {', '.join(differs)}")
+        if now:
+            runner.restore(self.job, state, path)
+        else:
+            self.run.restore(copies(state))
+            self._take_lines()
+        return True
+
+    def _take_lines(self) -> None:
+        """Take from trace.csv who uploaded before: a checkpoint of lasg 0.1 has no other trace of its rounds."""
+        lines, keys = self.rounds.lines(), self.federation.keys
+        tau = np.ones(len(keys), np.int64)
+        for k in range(self.run.server.k):
+            who = (lines[k].get("who") or "").split() if k < len(lines) else []
+            uploaded = np.array([key in who for key in keys])
+            self.job.trace.add_round(Round(k, uploaded, math.nan, None, tau))
+            tau = np.where(uploaded, 1, tau + 1)
+
+    def _read(self, names: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+        """Return the first checkpoint that can be read, and what is in it."""
+        damaged: LasgError | None = None
+        for name in names:
+            path, old = self.folder / name, name in OLD
+            try:
+                state = unpack(path.read_bytes(), str(path)) if old else store.read_checkpoint(self.folder, name)
+            except LasgError as error:
+                damaged = damaged or error
+                continue
+            assert state is not None
+            return path, state
+        assert damaged is not None
+        raise damaged
+
+    def add(self, done: Round, seconds: float, loss: float | None, accuracy: float | None) -> None:
+        """Record a round, and what was measured after it."""
+        self.job.seconds += seconds
+        self.job.trace.add_round(done)
+        if loss is not None:
+            self.job.trace.add_evaluation(self.run.ledger, loss, accuracy)
+        self.rounds.add(self.run, self.federation, done.uploaded, seconds, loss, accuracy)
+        if self.run.ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
+            self._begin()
+            store.write_checkpoint(self.folder, self.job.state(), keep_previous=True)
+
+    def _begin(self) -> None:
+        """Write what a run begins with, once it has something to show."""
+        if not self._begun:
+            self._begun = True
+            if (self.folder / store.META).exists():
+                self.meta = {**store.read(self.folder).meta, "status": "running"}
+                write_atomically(self.folder / store.SPEC, self.job.spec.to_toml().encode())
+                store.write_meta(self.folder, self.meta)
+            else:
+                engine = {"engine": "flower", "keys": self.federation.keys, "run": self.federation.run}
+                self.meta = store.begin(self.folder, self.job.spec, "", engine)
+
+    def finish(self, model: nn.Module) -> None:
+        """Store a run that came to its end."""
+        self._begin()
+        write_atomically(self.folder / store.MODEL, save(named_tensors(model)))
+        if not self.job.trace.evaluations:  # nobody could measure anything
+            self.job.trace.add_evaluation(self.run.ledger, math.nan, None)
+        members = self.federation.members
+        told = {"bytes_up": members.bytes_up, "bytes_down": members.bytes_down, "refused_answers": members.refusals}
+        state = {**self.job.record(), "ended": "done", "message": "", "given_up": self.run.given_up}
+        runner.finalize(self.folder, self.job.spec, {**self.meta, **told}, state)
 
 
-def checkpoint(run: Federated, folder: Path) -> None:
-    """Write the server's whole state; the one before is kept."""
-    path = folder / CHECKPOINT
-    data = pack(run.state(live=True))
-    if path.exists():
-        path.replace(folder / PREVIOUS)
-    write_atomically(path, data)
-    status = {
-        "round": run.server.k,
-        "run": run.run,
-        "settings": run.settings,
-        "ledger": dict(zip(COUNTS, run.ledger.row(), strict=True)),
-        "bytes up": run.bytes_up,
-        "bytes down": run.bytes_down,
-        "refused answers": run.refusals,
-    }
-    write_atomically(folder / STATUS, (json.dumps(status, indent=2) + "\n").encode())
-
-
-def resume(run: Federated, folder: Path) -> bool:
-    """Take the last whole checkpoint; False if there is none."""
-    for name in (CHECKPOINT, PREVIOUS):
-        path = folder / name
-        if path.exists():
-            state = unpack(path.read_bytes(), str(path))
-            theirs = state["federation"]["settings"]
-            # An older checkpoint says nothing of what was not a setting then.
-            differs = [name for name, value in run.settings.items() if theirs.get(name, value) != value]
-            if differs:
-                raise LasgError(f"{path} is of a run with another {', '.join(differs)}")
-            run.restore(copies(state))
-            return True
-    return False
-
-
-class Trace:
-    """A line a round, of what was sent and measured.
+class RoundLog:
+    """A line per round, of what was sent and measured, to be read while a run is under way.
 
     A round's line is written before its checkpoint: there is a line for every round that a server can go on from.
     """
@@ -119,12 +183,18 @@ class Trace:
         write_atomically(self.path, "".join(f"{line}\n" for line in (header, *kept)).encode())
 
     def add(
-        self, run: Federated, who: npt.NDArray[np.bool_], seconds: float, loss: float | None, accuracy: float | None
+        self,
+        run: Training,
+        federation: Federation,
+        who: npt.NDArray[np.bool_],
+        seconds: float,
+        loss: float | None,
+        accuracy: float | None,
     ) -> None:
         """Write the line of a round; `who` has uploaded in it."""
-        ledger, keys = run.ledger, [key for key, uploaded in zip(run.keys, who, strict=True) if uploaded]
+        ledger, keys = run.ledger, [key for key, uploaded in zip(federation.keys, who, strict=True) if uploaded]
         counts = (run.server.k, len(keys), ledger.uploads, ledger.bits_up)
-        sent = (run.bytes_up, run.bytes_down, ledger.gradients)
+        sent = (federation.members.bytes_up, federation.members.bytes_down, ledger.gradients)
         with self.path.open("a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(
                 (*counts, *sent, round(seconds, 3), loss, accuracy, " ".join(keys))

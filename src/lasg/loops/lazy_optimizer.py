@@ -7,6 +7,7 @@ for x, y in loader:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,21 +18,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lasg.core import codecs
+from lasg.core.algorithms import choose_stages
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
-from lasg.core.codecs import Codec, Dense
+from lasg.core.codecs import CodecLike, Dense
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import UNFIT, is_plain, momentum_of
-from lasg.core.rules import RULES, Rule
-from lasg.core.server import laziness_of
-from lasg.core.training import PATIENCE, Round
+from lasg.core.rules import Rule
+from lasg.core.server import DEFAULT_D, laziness_of
+from lasg.core.training import PATIENCE, Round, Training
 from lasg.errors import Faulty, LasgError, LostRank
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
 from lasg.packing import pack, unpack
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
-from lasg.transports.links import TIMEOUT, Links
-from lasg.transports.ranks import CHECK_EVERY, Distributed, code
+from lasg.transports.links import TIMEOUT, Links, describe_code
+from lasg.transports.ranks import CHECK_EVERY, Ranks
+
+
+def _wrapped(name: str) -> Any:
+    """Return a property that is the wrapped optimizer's; what torch's constructor sets is not taken."""
+    return property(lambda self: getattr(self.optimizer, name), lambda _self, _value: None)
 
 
 class LazyOptimizer(torch.optim.Optimizer):
@@ -40,13 +46,14 @@ class LazyOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rule: str | Rule = "always",
-        codec: str | Codec = "qsgd8:512",
+        rule: str | Rule | None = None,
+        codec: str | CodecLike | None = None,
         *,
+        algorithm: str | None = None,
         rho: float | None = None,
         c: float | None = None,
         guard: bool | None = None,
-        D: int = 50,
+        D: int = DEFAULT_D,
         window: int = 10,
         weight: float | None = None,
         clip: float | None = None,
@@ -60,76 +67,68 @@ class LazyOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Take over the optimizer's parameters, and rank 0's values of them.
 
-        The default sends every gradient, in 8 bits an entry; from three ranks on the sum is rounded so, too. A lazy
+        The default sends every gradient, in 8 bits per entry; from three ranks on the sum is rounded so, too. A lazy
         rule, such as wk2, sends fewer: `rho` bounds the error that this makes in the aggregate, relative to its size,
         and a guard gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the
         paper's constant, in place of rho and without a guard; `guard` sets that either way.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
-        local gradient, before the rule sees it. `exchange` is auto, collective or hub, and `relay` the hub's rank.
+        local gradient, before the rule sees it. `exchange` is auto, direct, scatter or hub, and `relay` the hub's rank.
         Every `check_every` rounds the ranks compare checksums of their models (0: never); one that differs takes
         rank 0's, with a warning. The group is the default one; without any this process is the only worker, and nothing
         is encoded.
         """
-        # Not torch's __init__: param_groups, state and defaults are the wrapped optimizer's.
-        self.optimizer = optimizer
-        if isinstance(rule, str) and rule not in RULES:
-            raise LasgError(f"unknown rule {rule!r}: one of {', '.join(RULES)}")
-        chosen = RULES[rule] if isinstance(rule, str) else rule
-        coder = codecs.parse(codec) if isinstance(codec, str) else codec
-        links = Links(group, timeout)
-        if links.ranks == 1:
-            coder = Dense()  # nothing travels: rounding would save nothing
-        laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
         self.flat = FlatView(_named(optimizer))
+        self.optimizer = optimizer
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        links = Links(group, timeout)
+        stages = choose_stages(algorithm, rule, codec, one_gradient=True)
+        if links.ranks == 1:  # nothing travels: rounding would save nothing
+            stages = dataclasses.replace(stages, codec=Dense())
+        laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
+        constants = {"rho": rho, "c": c, "guard": guard, "D": D, "window": window, "seed": seed, "patience": patience}
+        ways = {"constants": constants, "exchange": [exchange, relay, check_every]}
+        shares, theta = self._take_over(links, weight, {**stages.describe(), **ways})
+        self._loss = UserLoss(self.flat, shares)
+        self._ranks = Ranks(links, exchange=exchange, hub_rank=relay, check_every=check_every, requantise=True)
+        stepping = _WrappedOptimizer(optimizer, self.flat, theta)
+        options: dict[str, Any] = {"clip": clip, "patience": patience}
+        options |= {"minibatch_loss": self._loss.loss_now, "seed": seed}
+        self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
+        _count_threads(links)
+        self._interrupted = False
+        self.last: Round | None = None
+        """The last round: who uploaded, the two sides of the rule."""
+
+    def _take_over(self, links: Links, weight: float | None, agreed: dict[str, Any]) -> tuple[FloatArray, Tensor]:
+        """Take rank 0's parameters on every rank; return every rank's share, and theta, which they are views of."""
         theta = self.flat.gather()
         if theta.dtype not in {torch.float32, torch.float64}:
             raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
         shares = _weights(weight, links)
-        settings = {
-            "version of lasg": code(),
-            "rule": chosen.name,
-            "codec": _described(coder),
-            "constants (rho, c, guard, D, window, seed, patience)": [rho, c, guard, D, window, seed, patience],
-            "exchange": [exchange, relay, check_every],
-            "optimizer": [type(optimizer).__name__, [_options(group) for group in optimizer.param_groups]],
-            "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
-            "parameters' dtype": str(theta.dtype),
-        }
-        links.agree(settings)
+        groups = [_options(group) for group in self.param_groups]
+        links.agree(
+            {
+                "version of lasg": describe_code(),
+                **agreed,
+                "optimizer": [type(self.optimizer).__name__, groups],
+                "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
+                "parameters' dtype": str(theta.dtype),
+            }
+        )
         theta = links.copy_from(0, theta, "parameters")
         self.flat.point_at(theta)
-        self._model = UserLoss(self.flat, shares)
-        self._rounds = Distributed(
-            self._model,
-            _Stepped(optimizer, self.flat, theta),
-            rule=chosen,
-            codec=coder,
-            laziness=laziness,
-            links=links,
-            exchange=exchange,
-            relay=relay,
-            clip=clip,
-            patience=patience,
-            check_every=check_every,
-            requantise=True,
-            minibatch_loss=self._model.loss_now,
-            seed=seed,
-        )
-        _count_threads(links)
-        self._torn = False
-        self.last: Round | None = None
-        """The last round: who uploaded, the two sides of the rule."""
+        return shares, theta
 
     @property
     def ledger(self) -> Ledger:
         """What was sent and computed, as a star network would count it."""
-        return self._rounds.ledger
+        return self._training.ledger
 
     @property
     def sent(self) -> IntArray:
         """Bytes that this rank really sent, by the rank that got them."""
-        return self._rounds.links.sent
+        return self._ranks.links.sent
 
     def step(self, compute_loss: ComputeLoss | Sequence[ComputeLoss] | None = None) -> Tensor | None:  # type: ignore[override]
         """Take one step, together with all ranks.
@@ -143,26 +142,26 @@ class LazyOptimizer(torch.optim.Optimizer):
             raise LasgError("step was called under autocast: put `with torch.autocast(...)` into the function it gets")
         if torch.is_inference_mode_enabled():
             raise LasgError("step was called under inference_mode, where nothing has a gradient: leave it before")
-        self._model.compute, self._model.value = functions, None
+        self._loss.compute, self._loss.value = functions, None
         try:
-            self.last = self._rounds.step()
+            self.last = self._training.step()
         except Faulty:
-            self._rounds.forgive()  # the next step has as much patience again
+            self._training.reset_faults()  # the next step has as much patience again
             raise
         except BaseException as error:
-            self._torn = self._torn or self._model.value is not None
+            self._interrupted = self._interrupted or self._loss.value is not None
             if isinstance(error, LostRank):
                 raise LasgError(
-                    f"{error}. This rank was in step {self._rounds.server.k + 1}: if rank {error.rank} ran out of "
+                    f"{error}. This rank was in step {self._training.server.k + 1}: if rank {error.rank} ran out of "
                     "batches before, give all ranks as many (DistributedSampler, drop_last=True)"
                 ) from None
             raise
         finally:
-            self._model.compute = ()
-            self.flat.point_at(self._rounds.theta)
-        if self.last.remark and self._rounds.links.rank == 0:
+            self._loss.compute = ()
+            self.flat.point_at(self._training.theta)
+        if self.last.remark and self._ranks.links.rank == 0:
             warnings.warn(f"{self.last.remark}. All ranks upload in every round from here on", stacklevel=2)
-        return self._model.value
+        return self._loss.value
 
     def _functions(self, compute_loss: Any) -> tuple[ComputeLoss, ...]:
         """Return the functions that step got; say what to write where it got none."""
@@ -187,29 +186,18 @@ class LazyOptimizer(torch.optim.Optimizer):
 
         Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
         """
-        links, buffers = self._rounds.links, Buffers(module, self._rounds.links.ranks)
+        links, buffers = self._ranks.links, Buffers(module, self._ranks.links.ranks)
         own = pack({str(i): value for i, value in enumerate(buffers.read())})
         for rank, data in enumerate(links.gather(own, "buffers")):
             values = unpack(data, f"rank {rank}'s buffers")
             buffers.keep(rank, [values[str(i)] for i in range(len(values))])
-        buffers.load_pooled(self._model.weights)
+        buffers.load_pooled(self._loss.weights)
 
     # -- what schedulers, loggers and checkpoints expect of an optimizer ------------------------------------------
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.optimizer.defaults
+    param_groups = _wrapped("param_groups")
+    state = _wrapped("state")
+    defaults = _wrapped("defaults")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; `step` does so itself."""
@@ -217,26 +205,30 @@ class LazyOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Refuse: the workers' memory has the parameters' length."""
+        if not hasattr(self, "_training"):
+            return  # torch's constructor shows the groups that are the wrapped optimizer's already
         raise LasgError("parameters cannot be added to a lazy optimizer: make a new one around the wrapped optimizer")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own."""
-        if self._torn:
+        if self._interrupted:
             raise LasgError(
                 "a step broke off after this rank had computed: its state is that of no round, save no part"
             )
-        found: dict[str, Any] = _tensors(self._rounds.state())
+        found: dict[str, Any] = _tensors(self._training.state())
         return {**found, "of": self._identity()}
 
     def _identity(self) -> dict[str, Any]:
         """Return what a state dict must be of to be this rank's."""
-        links, exchange = self._rounds.links, self._rounds.exchange
-        rule = self._rounds.server.rule.name
-        return {"rank": links.rank, "ranks": links.ranks, "p": self.flat.p, "form": exchange.form, "rule": rule}
+        links, stages = self._ranks.links, self._training.stages
+        own = {"rank": links.rank, "ranks": links.ranks, "p": self.flat.p, "form": self._ranks.form}
+        return {**own, "rule": stages.rule.name, "belief": stages.belief, "codec": repr(stages.codec)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state dict; the model's parameters are set too."""
         given, own = state_dict.get("of"), self._identity()
+        if isinstance(given, dict):  # lasg 0.1 had no other belief, and said neither it nor the codec
+            given = {**given, "belief": given.get("belief", "replace"), "codec": given.get("codec", own["codec"])}
         if isinstance(given, dict) and given.get("ranks") != own["ranks"]:
             raise LasgError(
                 f"this state dict was saved on {given.get('ranks')} ranks, and here are {own['ranks']}: start as many, "
@@ -247,25 +239,27 @@ class LazyOptimizer(torch.optim.Optimizer):
             told, here = ("something else" if not isinstance(it, dict) else _listed(it) for it in (given, own))
             raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
         try:
-            self._rounds.restore(_arrays(state_dict))
+            self._training.restore(_arrays(state_dict, self._training.state(live=True)))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise LasgError(f"this state dict is not of a lazy optimizer like this one: {error!r}") from None
-        self._torn = False
-        self.flat.point_at(self._rounds.theta)
-        self._rounds.links.agree({"round": self._rounds.server.k, "model": checksum(self._rounds.theta)})
+        self._interrupted = False
+        self.flat.point_at(self._training.theta)
+        self._ranks.links.agree({"round": self._training.server.k, "model": checksum(self._training.theta)})
 
     def __repr__(self) -> str:
         """Say what is lazy here."""
-        server = self._rounds.server
-        return f"LazyOptimizer({self.optimizer!r}, rule={server.rule.name!r}, codec={self._rounds.codec!r})"
+        stages = self._training.stages
+        belief = "" if stages.belief == "replace" else f", belief={stages.belief!r}"
+        return f"LazyOptimizer({self.optimizer!r}, rule={stages.rule.name!r}, codec={stages.codec!r}{belief})"
 
 
-class _Stepped:
+class _WrappedOptimizer:
     """The user's optimizer, stepping the user's parameters, which are views of theta."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> None:
         self.optimizer, self.flat, self.theta = optimizer, flat, theta
         self.plain = is_plain(optimizer)
+        self._gradient, self._copied = torch.empty_like(theta), (0, 0, 0)
 
     @property
     def momentum(self) -> float:
@@ -281,8 +275,13 @@ class _Stepped:
         # The server keeps old models, so a step must not write into one that was handed out.
         self.theta = self.theta.clone()
         self.flat.point_at(self.theta)
-        gradient = aggregate.to(self.theta.device, self.theta.dtype, copy=True)
-        for parameter, view in zip(self.flat.parameters, self.flat.views(gradient), strict=True):
+        # A copy: optimizers and hooks may write into gradients, and the aggregate is the server's. While nobody has
+        # written into either, after a round without news, it is still good.
+        source = (aggregate.data_ptr(), aggregate._version)
+        if self._copied != (*source, self._gradient._version):
+            self._gradient.copy_(aggregate)
+            self._copied = (*source, self._gradient._version)
+        for parameter, view in zip(self.flat.parameters, self.flat.views(self._gradient), strict=True):
             parameter.grad = view
         self.optimizer.step()
         for parameter in self.flat.parameters:
@@ -295,7 +294,7 @@ class _Stepped:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        self.theta = state["theta"]
+        self.theta, self._copied = state["theta"], (0, 0, 0)
         self.flat.point_at(self.theta)
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -337,13 +336,6 @@ def _count_threads(links: Links) -> None:
         )
 
 
-def _described(coder: Codec) -> Any:
-    """Return what a codec is, in words that are the same on every rank."""
-    if type(coder).__repr__ is not object.__repr__:
-        return repr(coder)
-    return [type(coder).__qualname__, sorted(f"{name} = {value}" for name, value in vars(coder).items())]
-
-
 def _listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
@@ -360,12 +352,14 @@ def _tensors(node: Any) -> Any:
     return torch.from_numpy(node) if isinstance(node, np.ndarray) else node
 
 
-_CONTROL = {"tau", "smoothness", "streak", "slot"}
-"""The small arrays that the core keeps in NumPy."""
+_CONTROL = {"tau", "smoothness", "streak", "slot", "sent"}
+"""The small arrays that the core keeps in NumPy, where a state of lasg 0.1 has another place for them."""
 
 
-def _arrays(node: Any, name: str = "") -> Any:
-    """Undo `_tensors`."""
+def _arrays(node: Any, live: Any, name: str = "") -> Any:
+    """Undo `_tensors`: what is NumPy in the live state, at the same place, becomes so again."""
     if isinstance(node, Mapping):
-        return {key: _arrays(value, str(key)) for key, value in node.items()}
-    return node.cpu().numpy() if name in _CONTROL and isinstance(node, Tensor) else node
+        there = live if isinstance(live, Mapping) else {}
+        return {key: _arrays(value, there.get(key), str(key)) for key, value in node.items()}
+    was_numpy = isinstance(live, np.ndarray) or (live is None and name in _CONTROL)
+    return node.cpu().numpy() if was_numpy and isinstance(node, Tensor) else node

@@ -1,4 +1,4 @@
-"""The loss of a user's own training loop as a problem, whose workers are the ranks."""
+"""The loss of a user's own training loop, as what the workers differentiate: the ranks are the workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ComputeLoss = Callable[[], Tensor]
 
 
 class UserLoss:
-    """The user's loss, as a problem whose workers are the ranks."""
+    """The user's loss: gradients on the minibatch of a step."""
 
     def __init__(self, flat: FlatView, weights: FloatArray) -> None:
         self.flat, self.weights = flat, weights
@@ -27,6 +27,7 @@ class UserLoss:
         self.compute: tuple[ComputeLoss, ...] = ()
         self.value: Tensor | None = None
         self._known_unused: set[int] = set()
+        self._rows: list[Tensor] = []
 
     def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:  # noqa: ARG002
         """Return this rank's contribution at each point, on one minibatch, with one dropout mask.
@@ -34,9 +35,10 @@ class UserLoss:
         The first point alone changes what BatchNorm remembers.
         """
         assert self.compute
-        assert rows is not None
-        assert len(rows) == 1  # a rank is one worker
-        found = [self.flat.parameters[0].new_empty((1, self.flat.p)) for _ in points]
+        share = float(self.weights[0 if rows is None else int(rows[0])])  # a rank is one worker
+        while len(self._rows) < len(points):
+            self._rows.append(self.flat.parameters[0].new_empty((1, self.flat.p)))
+        found = self._rows[: len(points)]  # whoever keeps one of them copies it
         before = _randomness(self.flat.parameters[0].device)
         with _watched() as first:
             for j, point in enumerate(points):
@@ -44,32 +46,33 @@ class UserLoss:
                     _set_randomness(before)
                     first.restore()
                 self.flat.point_at(point if isinstance(point, Tensor) and point.ndim == 1 else point[0])
-                value = self._differentiate(found[j][0])
+                value = self._differentiate(found[j][0], share)
                 if j == 0:
                     self.value = value
                     after = _randomness(self.flat.parameters[0].device)
                     first.keep()
             _set_randomness(after)
             # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
-            first.settle(finite=bool(torch.isfinite(found[0].sum())))
-        for row in found:
-            row *= float(self.weights[rows[0]])
+            first.finish(finite=not first.before or bool(torch.isfinite(found[0].sum())))
         return found
 
-    def _differentiate(self, row: Tensor) -> Tensor:
-        """Write the gradient of the mean loss into a row, one graph at a time; return the loss."""
+    def _differentiate(self, row: Tensor, share: float) -> Tensor:
+        """Write a share of the gradient of the mean loss into a row, one graph at a time; return the loss."""
+        alone = len(self.compute) == 1
         total: Tensor | None = None
         for compute in self.compute:
             with torch.enable_grad():  # whatever the loop around it has set
                 value = self._evaluate(compute) / len(self.compute)
             gradients = self._gradients(value)
             if total is None:
-                self.flat.write(row, gradients)
+                self.flat.write(row, gradients, share if alone else 1.0)
             else:
                 self.flat.add(row, gradients)
             total = value.detach() if total is None else total + value.detach()
             del value, gradients  # before the next graph is built
         assert total is not None
+        if not alone:
+            row *= share
         return total
 
     def _gradients(self, value: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,29 +120,6 @@ class UserLoss:
         """Return the loss on this step's minibatch; NaN where this rank computed none."""
         return math.nan if self.value is None else float(self.value)
 
-    def loss(self, theta: Array) -> float:  # noqa: ARG002
-        """Refuse: only the user knows the objective over all samples."""
-        raise LasgError("a lazy optimizer sees minibatches only: measure the loss over all samples in your own loop")
-
-    def accuracy(self, theta: Array) -> float | None:  # noqa: ARG002
-        """Return None, as `loss` refuses."""
-        return None
-
-    def export(self, theta: Array) -> dict[str, Tensor]:
-        """Return the parameters at theta."""
-        return dict(zip(self.flat.names, self.flat.views(theta), strict=True))
-
-    def fresh(self) -> UserLoss:
-        """Return itself: an optimizer is one run."""
-        return self
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: the model's buffers are the user's."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
-
 
 REENTRANT = (
     "the function that step got uses torch.utils.checkpoint with use_reentrant=True, which knows backward() only: "
@@ -183,7 +163,7 @@ class _Buffers:
         """Set them as they were before the call."""
         _set_buffers(self.before)
 
-    def settle(self, *, finite: bool) -> None:
+    def finish(self, *, finite: bool) -> None:
         """Leave what the first call made of them, or, if its gradient was not finite, what was there before."""
         _set_buffers({**self.before, **self.after} if finite else self.before)
 

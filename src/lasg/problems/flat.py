@@ -56,8 +56,8 @@ class FlatView:
         self.write(flat, [value.detach() for value in self.parameters])
         return flat
 
-    def write(self, flat: Tensor, values: Sequence[Tensor | None]) -> None:
-        """Write tensors of the parameters' shapes into a flat vector; None is zeros."""
+    def write(self, flat: Tensor, values: Sequence[Tensor | None], scale: float = 1.0) -> None:
+        """Write tensors of the parameters' shapes, times a number, into a flat vector; None is zeros."""
         import torch
 
         views = self.views(flat)
@@ -65,7 +65,11 @@ class FlatView:
             if value is None:
                 view.zero_()
         there = [(view, value) for view, value in zip(views, values, strict=True) if value is not None]
-        torch._foreach_copy_([view for view, _ in there], [value for _, value in there])
+        if scale == 1:
+            torch._foreach_copy_([view for view, _ in there], [value for _, value in there])
+            return
+        for view, value in there:
+            torch.mul(value, scale, out=view)
 
     def add(self, flat: Tensor, values: Sequence[Tensor | None]) -> None:
         """Add tensors of the parameters' shapes to a flat vector; None is zeros."""

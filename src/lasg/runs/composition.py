@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm, composition_name
-from lasg.core.codecs import QSGD, Codec, Dense, parse
+from lasg.core.codecs import QSGD, CodecLike, Dense, as_codec, parse
 from lasg.core.rules import RULES, Record, Rule
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.fingerprints import attributes_of, fingerprint
@@ -23,7 +23,7 @@ ONLY_IN_PROGRAM = "is a program's own: go on with it there, by the same call of 
 """What a run is told whose problem, rule or codec is not here."""
 
 
-def compose(base: Algorithm, rule: Rule | str | None, codec: Codec | str | None, settings: Table) -> dict[str, Any]:
+def compose(base: Algorithm, rule: Rule | str | None, codec: CodecLike | str | None, settings: Table) -> dict[str, Any]:
     """Return the keys of a spec that say which algorithm it is: `base` with another rule, another codec, or both.
 
     Of `settings`, those of a spec, H, bits and bucket decide the local steps and the codec of one of the twelve.
@@ -33,7 +33,7 @@ def compose(base: Algorithm, rule: Rule | str | None, codec: Codec | str | None,
     own_rule = None if RULES.get(rule.name) == rule else describe_rule(rule)
     own_codec = None if isinstance(codec, Dense | QSGD) else describe_codec(codec)
     codec_name = str(own_codec["name"]) if own_codec else _codec_name(codec)
-    name = composition_name(rule.name, codec_name, base.local_steps(settings["H"]))
+    name = composition_name(rule.name, codec_name, base.local_steps(settings["H"]), base.belief)
     return {"algorithm": name, "own_rule": own_rule, "own_codec": own_codec}
 
 
@@ -48,7 +48,7 @@ def find_rule(rule: Rule | str) -> Rule:
     return RULES[rule]
 
 
-def find_codec(codec: Codec | str) -> Codec:
+def find_codec(codec: CodecLike | str) -> CodecLike:
     """Return a codec by its name, or the codec itself."""
     if isinstance(codec, str):
         return parse(codec)
@@ -74,11 +74,11 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
         **({} if rule.probe is None else {"probe": rule.probe}),
         "remembers": list(rule.remembers),
         "estimates": rule.estimate is not None,
-        "fingerprint": fingerprint((rule.left, rule.estimate)),
+        "fingerprint": fingerprint((rule.left, rule.estimate, *([] if rule.watch is None else [rule.watch]))),
     }
 
 
-def describe_codec(codec: Codec) -> dict[str, Any]:
+def describe_codec(codec: CodecLike) -> dict[str, Any]:
     """Return a codec as TOML values: its name (the attribute `name`, or its class's) and plain attributes."""
     given = getattr(codec, "name", None)
     name = given if isinstance(given, str) else type(codec).__name__
@@ -88,7 +88,7 @@ def describe_codec(codec: Codec) -> dict[str, Any]:
     return {"name": name, **({"settings": plain} if plain else {}), "fingerprint": fingerprint(codec)}
 
 
-def _codec_name(codec: Codec) -> str:
+def _codec_name(codec: CodecLike) -> str:
     if not isinstance(codec, QSGD):
         return "dense"
     return f"qsgd{codec.bits}" + (f":{codec.bucket}" if codec.bucket else "")
@@ -108,7 +108,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class OwnCodec:
+class AbsentCodec:
     """Stands for a codec that only the program has which made the run."""
 
     name: str
@@ -133,7 +133,7 @@ def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algor
         left, estimate = (_left if own_rule[key] else None for key in ("lazy", "estimates"))
         rules = {own_rule["name"]: Rule(name=own_rule["name"], left=left, estimate=estimate, **kept)}
     if own_codec is not None:
-        codecs = {own_codec["name"]: OwnCodec(own_codec["name"], own_codec["fingerprint"])}
+        codecs = {own_codec["name"]: as_codec(AbsentCodec(own_codec["name"], own_codec["fingerprint"]))}
     return algorithm(name, rules=rules, codecs=codecs)
 
 

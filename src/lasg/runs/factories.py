@@ -1,10 +1,11 @@
-"""From a spec to the things that run: data, problem, optimizer, simulation."""
+"""From a spec to the things that run: data, problem, optimizer, training."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
@@ -13,10 +14,11 @@ import numpy as np
 
 from lasg.core import optimizers
 from lasg.core.arrays import Array, FloatArray
-from lasg.core.codecs import Codec
+from lasg.core.codecs import CodecLike, as_codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
 from lasg.core.rules import Rule
-from lasg.core.training import PATIENCE
+from lasg.core.training import PATIENCE, Training
+from lasg.core.transport import Transport
 from lasg.data import weights
 from lasg.data.loaders import Dataset, load
 from lasg.data.partition import split
@@ -26,12 +28,9 @@ from lasg.errors import LasgError
 from lasg.problems.regression import Regression
 from lasg.runs.composition import ONLY_IN_PROGRAM, find_codec, find_rule
 from lasg.runs.spec import OWN, Spec
-from lasg.transports.local import Simulation
 
 if TYPE_CHECKING:
     from lasg.problems.module import ModuleProblem  # imports torch, which regressions do without
-    from lasg.transports.links import Links
-    from lasg.transports.ranks import Distributed
 
 Problem: TypeAlias = Union[Regression, "ModuleProblem"]
 
@@ -219,45 +218,36 @@ def _class_of(module: Any, name: str, base: type, what: str) -> Any:
     return found
 
 
-def simulation(
-    spec: Spec, of: Problem | None = None, *, rule: Rule | str | None = None, codec: Codec | str | None = None
-) -> Simulation:
-    """Return the simulation of a spec at round 0; another rule or codec, or one of your own, replaces its."""
+def training(
+    spec: Spec,
+    of: Problem | None = None,
+    transport: Transport | None = None,
+    *,
+    rule: Rule | str | None = None,
+    codec: CodecLike | str | None = None,
+) -> Training:
+    """Return the training of a spec at round 0, simulated unless there is a transport.
+
+    Another rule or codec, or one of your own, replaces the spec's.
+    """
     of = problem(spec) if of is None else of
-    return Simulation(of, optimizer(spec, of.start()), **_parts(spec, of, rule, codec))
-
-
-def distributed(spec: Spec, of: Problem, links: Links, exchange: str = "auto", relay: int = 0) -> Distributed:
-    """Return the run of a spec on ranks, at round 0."""
-    from lasg.transports.ranks import Distributed
-
-    return Distributed(
-        of,
-        optimizer(spec, of.start()),
-        links=links,
-        exchange=exchange,
-        relay=relay,
-        tell_left=bool(spec.watched) and spec.composition.rule.flag_bits > 0,
-        **_parts(spec, of),
-    )
-
-
-def _parts(spec: Spec, of: Problem, rule: Rule | str | None = None, codec: Codec | str | None = None) -> dict[str, Any]:
-    """Return what every engine takes besides problem and optimizer."""
-    chosen = spec.composition
     for what, given in (("rule", rule), ("codec", codec)):
         if given is None and what in spec.own_parts:
             raise LasgError(f"the {what} of this run {ONLY_IN_PROGRAM}")
-    rule = find_rule(chosen.rule if rule is None else rule)
-    codec = find_codec(chosen.codec(spec.bits, spec.bucket) if codec is None else codec)
-    needs_smoothness = rule.where == "server" and rule.estimate is None
-    return {
-        "rule": rule,
-        "codec": codec,
-        "laziness": spec.laziness,
-        "local_steps": chosen.local_steps(spec.H),
-        "seed": spec.seed,
-        "smoothness": _smoothness(of, spec.smoothness) if needs_smoothness else None,
-        "clip": spec.clip,
-        "patience": spec.patience or PATIENCE,
-    }
+    stages = spec.stages
+    if rule is not None:
+        stages = replace(stages, rule=find_rule(rule))
+    if codec is not None:
+        stages = replace(stages, codec=as_codec(find_codec(codec)))
+    needs_smoothness = stages.rule.where == "server" and stages.rule.estimate is None
+    return Training(
+        of,
+        optimizer(spec, of.start()),
+        stages,
+        spec.laziness,
+        transport,
+        seed=spec.seed,
+        smoothness=_smoothness(of, spec.smoothness) if needs_smoothness else None,
+        clip=spec.clip,
+        patience=spec.patience or PATIENCE,
+    )

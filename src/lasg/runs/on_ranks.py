@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lasg.core.arrays import IntArray
+from lasg.core.training import STOP
 from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
 from lasg.runs import factories, runner, store
 from lasg.runs.files import lock, sweep, write_atomically
-from lasg.runs.runner import STOP, Job
+from lasg.runs.runner import Job
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.stopping import on_stop
@@ -29,7 +31,6 @@ from lasg.runs.trace import Trace
 
 if TYPE_CHECKING:
     from lasg.transports.links import Links
-    from lasg.transports.ranks import Distributed
 
 MANIFEST = "checkpoint.json"
 
@@ -60,7 +61,7 @@ class Parts:
             manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
             write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         # The manifest may not be there yet, for another rank: what it named before must last until it is.
-        told = json.loads(self.links.say(json.dumps(before).encode(), "checkpoint"))
+        told = json.loads(self.links.broadcast(json.dumps(before).encode(), "checkpoint"))
         kept = {path}
         if told is not None:
             kept.add(self._path(told["round"], told["sha256"][self.links.rank]))
@@ -104,7 +105,7 @@ class Parts:
                 )
         state = unpack(data, str(path))
         shared = state.get("shared")
-        text = self.links.say(b"" if shared is None else pack(shared), "the server's state")
+        text = self.links.broadcast(b"" if shared is None else pack(shared), "the server's state")
         return state["own"], unpack(text, "rank 0's state") if shared is None else shared
 
     def remove(self) -> None:
@@ -124,7 +125,7 @@ def first(links: Links, make: Callable[[], bytes]) -> bytes:
             said = b"+" + make()
         except LasgError as error:
             said, failed = b"-" + str(error).encode(), error
-    said = links.say(said, "rank 0's word")
+    said = links.broadcast(said, "rank 0's word")
     if failed is not None:
         raise failed
     if said[:1] == b"-":
@@ -154,7 +155,8 @@ def obtain(
     report: Report | None = None,
 ) -> Run | None:
     """Return, on rank 0, the stored run of a spec, going on with it or running it first where that is missing."""
-    from lasg.transports.ranks import code
+    from lasg.transports.links import describe_code
+    from lasg.transports.ranks import Ranks
 
     folder = place(spec, out, links.ranks)
     parts = Parts(folder, links)
@@ -165,10 +167,18 @@ def obtain(
     if found == b"none" and not fresh:
         _check_no_parts(parts)
     with runner.deterministic_threads(spec), ExitStack() as held:
-        engine = factories.distributed(spec, factories.problem(spec, data_dir), links, exchange, relay)
+        ranks = Ranks(
+            links,
+            exchange=exchange,
+            hub_rank=relay,
+            tell_left=bool(spec.watched) and spec.composition.rule.flag_bits > 0,
+        )
+        training = factories.training(spec, factories.problem(spec, data_dir), ranks)
         identity = factories.identity(spec, data_dir)
-        links.agree({"version of lasg": code(), "spec": spec.digest, "data": identity, "exchange": [exchange, relay]})
-        job = Job(spec, engine, Trace(spec.workers, spec.watched), leads=links.rank == 0)
+        links.agree(
+            {"version of lasg": describe_code(), "spec": spec.digest, "data": identity, "exchange": [exchange, relay]}
+        )
+        job = Job(spec, training, Trace(spec.workers, spec.watched))
 
         def begin() -> bytes:
             held.enter_context(lock(folder))
@@ -185,7 +195,7 @@ def obtain(
             own, shared = state
             whole = {**shared["record"], "simulation": {**own, **shared["rounds"]}}
             runner.restore(job, whole, folder / MANIFEST)
-        return _finish(job, engine, parts, meta, report)
+        return _finish(job, parts, ranks.links.sent, meta, report)
 
 
 def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report: Report | None) -> bytes:
@@ -197,7 +207,7 @@ def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report:
         state = store.read_checkpoint(folder)
         if state is None or "ended" not in state:
             return b"running"
-        stored = runner.settle(folder, spec, stored.meta, state)
+        stored = runner.finalize(folder, spec, stored.meta, state)
     if stored is not None and report is not None:
         report(Status.from_run(stored))
     return b"none" if stored is None else b"stored"
@@ -222,23 +232,23 @@ def _meta_of_same(folder: Path, exchange: str, relay: int) -> dict[str, Any]:
     return meta
 
 
-def _finish(job: Job, engine: Distributed, parts: Parts, meta: dict[str, Any], report: Report | None) -> Run | None:
+def _finish(job: Job, parts: Parts, sent: IntArray, meta: dict[str, Any], report: Report | None) -> Run | None:
     """Advance a job to its end; rank 0 stores it."""
-    links = parts.links
+    links, training = parts.links, job.training
 
     def checkpoint() -> None:
         record = job.record()  # on every rank: it also makes the trace short
-        shared = {"rounds": engine.shared(), "record": record} if links.rank == 0 else {}
-        parts.write(engine.ledger.rounds, engine.own(), shared)
+        shared = {"rounds": training.shared(), "record": record} if links.rank == 0 else {}
+        parts.write(training.ledger.rounds, training.own(), shared)
 
     # At whichever rank it comes, all stop after the round, with a checkpoint; a second Ctrl-C does not wait for one.
-    with on_stop(lambda: setattr(engine, "wish", STOP)):
+    with on_stop(lambda: setattr(training, "control", STOP)):
         ended = job.advance(report, checkpoint)
-    model = engine.export()
-    sent = [np.frombuffer(data, np.int64).tolist() for data in links.gather(engine.links.sent.tobytes(), "bytes")]
+    model = training.export()
+    by_rank = [np.frombuffer(data, np.int64).tolist() for data in links.gather(sent.tobytes(), "bytes")]
     run = None
     if links.rank == 0:
-        run = runner.conclude(job, ended, model, parts.folder, {**meta, "bytes_sent": sent}, report)
+        run = runner.conclude(job, ended, model, parts.folder, {**meta, "bytes_sent": by_rank}, report)
     links.gather(b"", "the end")  # the parts are of use until rank 0 has stored the run
     parts.remove()
     return run

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from lasg.core.codecs import Codec
+from lasg.core.codecs import CodecLike
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.core.rules import Rule
-from lasg.core.training import Rounds
+from lasg.core.training import CHECKPOINT, STOP, Round, Training
 from lasg.data.raw_files import path_or_none
 from lasg.errors import Diverged, Faulty, LasgError
 from lasg.runs import factories, store
@@ -33,21 +33,19 @@ CHECKPOINT_SHARE = 0.05
 REPORT_SECONDS = 0.2
 LONG_SECONDS = 0.5
 """An evaluation that takes longer is announced."""
+EARLIER = ("0.1.0",)
+"""Versions of lasg whose unfinished runs this one ends with the same bits."""
 ALMOST = 0.999
 """The share of a run that has not ended yet, at most."""
-CHECKPOINT, STOP = 1, 2
-"""What may be wished for after a round, the more urgent the higher."""
 
 
 @dataclass
 class Job:
-    """A run under way: the simulation, its trace, and when the next evaluation is."""
+    """A run under way: the training, its trace, and when the next evaluation is."""
 
     spec: Spec
-    simulation: Rounds
+    training: Training
     trace: Trace
-    leads: bool = True
-    """Whether this process says when there is a checkpoint: one of those that share a run does."""
     next_evaluation: int = 0
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
@@ -58,18 +56,18 @@ class Job:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def of(
+    def from_spec(
         cls,
         spec: Spec,
         data_dir: Path | None,
         problem: factories.Problem | None = None,
         rule: Rule | None = None,
-        codec: Codec | None = None,
+        codec: CodecLike | None = None,
     ) -> Job:
         """Prepare the run of a spec; what is the caller's own replaces what it describes."""
         problem = factories.problem(spec, data_dir) if problem is None else problem
-        simulation = factories.simulation(spec, problem, rule=rule, codec=codec)
-        return cls(spec, simulation, Trace(spec.workers, spec.watched))
+        training = factories.training(spec, problem, rule=rule, codec=codec)
+        return cls(spec, training, Trace(spec.workers, spec.watched))
 
     @property
     def loss(self) -> float:
@@ -78,7 +76,7 @@ class Job:
 
     def share(self) -> float:
         """How much of the budget that is furthest spent is spent: 1 or more ends the run."""
-        ledger, spec = self.simulation.ledger, self.spec
+        ledger, spec = self.training.ledger, self.spec
         spent = self._spent(ledger)
         shares = [spent[kind] / budget for kind, budget in spec.until.items() if kind in spent]
         if "loss" in spec.until and self.loss <= spec.until["loss"]:
@@ -91,7 +89,7 @@ class Job:
 
     def _evaluation_due(self) -> bool:
         """Whether the schedule says so, or a mark was passed since the last evaluation."""
-        ledger = self.simulation.ledger
+        ledger = self.training.ledger
         if ledger.rounds >= self.next_evaluation:
             return True
         if not self.spec.marks:
@@ -103,14 +101,16 @@ class Job:
     def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Run to the end; return how it ended: done or diverged."""
         saved, pause = time.monotonic(), CHECKPOINT_SECONDS
+        training = self.training
         try:
             if not self.trace.evaluations:
                 self.evaluate(report)
             while self.share() < 1:
                 began = time.monotonic()
-                if self.leads and checkpoint is not None and began - saved > pause:
-                    self.simulation.wish = max(self.simulation.wish, CHECKPOINT)
-                self.trace.closed(self.simulation.step())
+                if training.transport.is_first and checkpoint is not None and began - saved > pause:
+                    training.control = max(training.control, CHECKPOINT)
+                finished = training.step()
+                self.trace.add_round(finished)
                 now = time.monotonic()
                 self.seconds += now - began
                 if self._evaluation_due():
@@ -118,18 +118,10 @@ class Job:
                 if report is not None and now >= self._report_due:
                     self._report_due = now + REPORT_SECONDS
                     report(self.status(min(ALMOST, self.share())))
-                wished = self.simulation.wished
-                if checkpoint is not None and wished:
-                    began = time.monotonic()
-                    checkpoint()
-                    if wished == STOP:
-                        raise KeyboardInterrupt
-                    if self.simulation.wish == CHECKPOINT:  # a Ctrl-C may have come meanwhile
-                        self.simulation.wish = 0
+                if checkpoint is not None and finished.control:
+                    pause = self._save(checkpoint, finished)
                     saved = time.monotonic()
-                    longest = (saved - began) / CHECKPOINT_SHARE
-                    pause = max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
-            if self.trace.evaluations[-1][0] != self.simulation.ledger.rounds:
+            if self.trace.evaluations[-1][0] != self.training.ledger.rounds:
                 self.evaluate(report)
         except Diverged as error:
             self.message = str(error)
@@ -138,13 +130,24 @@ class Job:
             return self._gave_up(error, report, checkpoint)
         return "done"
 
+    def _save(self, checkpoint: Callable[[], None], finished: Round) -> float:
+        """Write the checkpoint that somebody asked for, and stop if it was to stop; return the seconds to the next."""
+        began = time.monotonic()
+        checkpoint()
+        if finished.control == STOP:
+            raise KeyboardInterrupt
+        if self.training.control == CHECKPOINT:  # a Ctrl-C may have come meanwhile
+            self.training.control = 0
+        longest = (time.monotonic() - began) / CHECKPOINT_SHARE
+        return max(CHECKPOINT_SECONDS, longest) if CHECKPOINT_SECONDS > 0 else CHECKPOINT_SECONDS
+
     def _gave_up(self, error: Faulty, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
-        """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be mended."""
-        everybody = bool((self.simulation.streak >= self.simulation.patience).all())
-        if (everybody and self.spec.workers > 1) or not math.isfinite(self.simulation.measure()[0]):
+        """Tell a diverged model, at which no gradient can be finite, from a worker's fault, which can be fixed."""
+        everybody = bool((self.training.streak >= self.training.patience).all())
+        if (everybody and self.spec.workers > 1) or not math.isfinite(self.training.measure()[0]):
             self.message = str(error)
             return "diverged"
-        self.simulation.forgive()  # after a resume it has as much patience again
+        self.training.reset_faults()  # after a resume it has as much patience again
         if checkpoint is not None:
             checkpoint()
         if report is not None:
@@ -160,7 +163,7 @@ class Job:
         return Status(
             self.spec,
             share,
-            replace(self.simulation.ledger),
+            replace(self.training.ledger),
             self.loss,
             self.seconds,
             rows,
@@ -177,11 +180,11 @@ class Job:
         if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.neural):
             report(self.status(min(ALMOST, self.share()), evaluating=True))
         began = time.monotonic()
-        rounds = self.simulation.ledger.rounds
-        loss, accuracy = self.simulation.measure()
+        rounds = self.training.ledger.rounds
+        loss, accuracy = self.training.measure()
         if not math.isfinite(loss):
             raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")
-        self.trace.evaluated(self.simulation.ledger, loss, accuracy)
+        self.trace.add_evaluation(self.training.ledger, loss, accuracy)
         self.evaluation_seconds += time.monotonic() - began
         every = self.spec.evaluate
         if rounds >= self.next_evaluation:  # a mark in between does not move the schedule
@@ -190,7 +193,7 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return all that the run needs to go on."""
-        return {"simulation": self.simulation.state(live=True), **self.record()}
+        return {"simulation": self.training.state(live=True), **self.record()}
 
     def record(self) -> dict[str, Any]:
         """Return what is known of the run so far, besides the simulation's state."""
@@ -203,7 +206,7 @@ class Job:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.simulation.restore(state["simulation"])
+        self.training.restore(state["simulation"])
         self.trace.restore(state["trace"])
         self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
@@ -239,12 +242,12 @@ def run(
     report: Report | None = None,
     problem: factories.Problem | None = None,
     rule: Rule | None = None,
-    codec: Codec | None = None,
+    codec: CodecLike | None = None,
 ) -> Run:
     """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
     with deterministic_threads(spec):
-        job = Job.of(spec, data_dir, problem, rule, codec)
+        job = Job.from_spec(spec, data_dir, problem, rule, codec)
         with lock(folder):
             meta = store.begin(folder, spec, factories.identity(spec, data_dir, problem))
             try:
@@ -263,27 +266,29 @@ def resume(
     report: Report | None = None,
     problem: factories.Problem | None = None,
     rule: Rule | None = None,
-    codec: Codec | None = None,
+    codec: CodecLike | None = None,
 ) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
     stored = store.read(folder)
     if stored.status == "running" and stored.meta["engine"] == "distributed":
         raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
+    if stored.status == "running" and stored.meta["engine"] == "flower":
+        raise LasgError(f"{folder} is a federation's run: {stored.how_to_resume} goes on with it")
     if stored.status != "running":
-        mended = _mended(stored)
+        whole = _with_trace(stored)
         if report is not None:
-            report(Status.from_run(mended))
-        return mended
+            report(Status.from_run(whole))
+        return whole
     with deterministic_threads(stored.spec):
-        job = Job.of(stored.spec, data_dir, problem, rule, codec)
+        job = Job.from_spec(stored.spec, data_dir, problem, rule, codec)
         found = factories.identity(stored.spec, data_dir, problem)
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with lock(folder):
             state = store.read_checkpoint(folder)
             if state is not None and "ended" in state:
-                return settle(folder, stored.spec, stored.meta, state)
+                return finalize(folder, stored.spec, stored.meta, state)
             if state is not None:
                 restore(job, state, folder / store.CHECKPOINT)
             return _finish(job, folder, stored.meta, report)
@@ -297,7 +302,7 @@ def restore(job: Job, state: dict[str, Any], path: Path) -> None:
         raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start anew") from None
 
 
-def _mended(stored: Run) -> Run:
+def _with_trace(stored: Run) -> Run:
     """Return an ended run, its trace written anew from the checkpoint if it cannot be read."""
     try:
         stored.trace["loss"]
@@ -313,7 +318,7 @@ def _mended(stored: Run) -> Run:
 def _finish(job: Job, folder: Path, meta: dict[str, Any], report: Report | None) -> Run:
     """Advance a job to its end and store it."""
     ended = job.advance(report, lambda: store.write_checkpoint(folder, job.state()))
-    return conclude(job, ended, job.simulation.export(), folder, meta, report)
+    return conclude(job, ended, job.training.export(), folder, meta, report)
 
 
 def conclude(
@@ -323,15 +328,15 @@ def conclude(
     store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
     state = {**job.record(), "ended": ended, "message": job.message}
-    state["given_up"] = job.simulation.given_up
+    state["given_up"] = job.training.given_up
     store.write_checkpoint(folder, state)
-    settled = settle(folder, job.spec, meta, state)
+    stored = finalize(folder, job.spec, meta, state)
     if report is not None:
         report(job.status(1.0))
-    return settled
+    return stored
 
 
-def settle(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
+def finalize(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
     """Store a run that ended. The status is written last: a kill before it is a run to resume."""
     store.write_trace(folder, state["trace"])
     meta = {**meta, "status": state["ended"], "versions": store.versions()}
@@ -373,10 +378,14 @@ def obtain(
 
 
 def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
-    """Return the run in a folder if it is this spec's, by this version of lasg, on the data that is there now."""
+    """Return the run in a folder if it is this spec's, by this version of lasg, on the data that is there now.
+
+    What an earlier version left unfinished is this one's to end.
+    """
     if not (folder / store.META).is_file():
         return None
     stored = store.read(folder)
-    same_code = stored.meta["versions"].get("lasg") == store.versions()["lasg"]
+    version = stored.meta["versions"].get("lasg")
+    same_code = version == store.versions()["lasg"] or (stored.status == "running" and version in EARLIER)
     same_data = stored.meta["data_sha256"] == factories.identity(spec, data_dir)
     return stored if stored.spec == spec and same_code and same_data else None

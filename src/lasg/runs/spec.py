@@ -15,11 +15,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from lasg.core.algorithms import Algorithm
+from lasg.core.algorithms import Algorithm, Stages
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
-from lasg.core.server import PAPER_C, RHO, Laziness, laziness_of
+from lasg.core.server import PAPER_C, RHO, Laziness
+from lasg.core.settings import Settings
 from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs import composition
@@ -35,20 +36,19 @@ NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "thread
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec:
+class Spec(Settings):
     """Everything that decides a run. Same spec, same run."""
 
     task: str
     """The name the run goes by; `lasg list tasks` shows the known ones."""
-    algorithm: str
-    """One of the twelve, or rule+codec+local steps such as wk2+qsgd8+H4."""
+    algorithm: str = field()
+    """One of the twelve, or rule+codec+local steps+belief such as wk2+qsgd8+H4+difference: a spec has no default."""
     data: str
     """A data set's name, libsvm:PATH, csv:PATH or images:PATH."""
     label_column: str | None = None
     """csv: the column that holds the classes; absent: the one called target, label or y."""
     scale: bool | None = None
     """libsvm and csv: whether features are standardised and an intercept is added; absent: not."""
-    seed: int = 0
     workers: int = 10
     """M."""
     partition: str = "sorted"
@@ -65,29 +65,12 @@ class Spec:
     """The minibatch as a share of the worker's shard."""
     lam: float = 1e-5
     """The l2 term is (lam / 2) ||theta||^2."""
-    eta: float = 0.1
-    """The step size (the first one, under a schedule)."""
     schedule: str = "constant"
     """constant; decreasing, 2 / (mu (k + K0)); or a class of torch.optim.lr_scheduler."""
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "sgd"
     """sgd, or a class of torch.optim such as Adam."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    D: int = 100
-    """The largest staleness, in rounds."""
-    c: float | None = None
-    """The paper's constant, the weight of a move in the threshold before division by eta^2 M^2; absent: see rho."""
-    rho: float | None = None
-    """A bound on the aggregate's relative error, in place of c. Where neither is given: c = 0.1 on lasg's own tasks
-    with plain SGD, as in the paper; rho = 0.5 on the user's data, or with an optimizer that has a memory."""
-    guard: bool | None = None
-    """Whether laziness is given up where it hurts; absent: with rho."""
-    window: int = 10
-    """How many moves the threshold sums."""
-    c_d: float | None = None
-    """A constant weight of a move, before division by M^2, in place of c / eta^2: the theorems'."""
-    start: Literal["ask-twice", "zero"] = "ask-twice"
-    """How PSE begins."""
     H: int = 10
     """Local steps per round; used by local-sgd."""
     bits: int = 4
@@ -105,16 +88,12 @@ class Spec:
     """Whose statistics BatchNorm keeps while training: every worker its own (local, the default), or the start's."""
     augment: bool | None = None
     """Whether training images are flipped and shifted at random; absent: not."""
-    clip: float | None = None
-    """The largest norm of a local gradient, before the rule; absent: any."""
     autocast: Literal["bfloat16", "float16"] | None = None
     """Mixed precision: what a network computes in; absent: in dtype."""
     device: str | None = None
     """Where a network is trained: cpu (the default), cuda, mps."""
     threads: int | None = None
     """How many threads a network's operations take; absent: 1. It may change a run's last digits."""
-    patience: int | None = None
-    """How many rounds in a row a worker's gradient may be NaN or infinite before the run stops; absent: 10."""
     iterations: int = 2000
     """The run ends after so many iterations at the latest."""
     until: Mapping[str, float] = field(default_factory=dict)
@@ -179,8 +158,7 @@ class Spec:
     @property
     def laziness(self) -> Laziness:
         """The constants of the rules."""
-        options = {name: getattr(self, name) for name in ("rho", "c", "guard", "D", "window", "start", "c_d")}
-        return laziness_of(self.workers, **options)
+        return self.laziness_of(self.workers)
 
     def _check_budgets(self) -> None:
         if not self.marks:
@@ -227,6 +205,11 @@ class Spec:
     def composition(self) -> Algorithm:
         """The algorithm: rule x codec x local work. Of the caller's own, only what a reader must know."""
         return composition.restore(self.algorithm, self.own_rule, self.own_codec)
+
+    @property
+    def stages(self) -> Stages:
+        """One choice per stage of a round."""
+        return self.composition.stages(bits=self.bits, bucket=self.bucket, H=self.H)
 
     @property
     def own_parts(self) -> tuple[str, ...]:

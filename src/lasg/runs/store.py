@@ -40,6 +40,8 @@ UNREADABLE = (
 )
 """What numpy raises on a file that is not what it seems."""
 SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
+PREVIOUS = "checkpoint-previous.safetensors"
+"""The checkpoint before the last, where a run keeps it."""
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
 
@@ -77,7 +79,7 @@ class Run:
         path = self.folder / TRACE
         try:
             arrays = self._arrays()
-            check(arrays, self.spec, whole=self.status == "done")
+            check(arrays, self.spec, whole=self.status == "done", measured=self.meta["engine"] != "flower")
         except FileNotFoundError:
             todo = "goes on with it" if self.status == "running" else "writes it anew"
             raise LasgError(f"{self.folder} has no {TRACE} yet: {self.how_to_resume} {todo}") from None
@@ -103,7 +105,9 @@ class Run:
     @property
     def how_to_resume(self) -> str:
         """What goes on with a run that was stopped."""
-        return "the same call of lasg.train" if self.spec.own_parts else f"`lasg resume {self.folder}`"
+        by_engine = {"distributed": "the torchrun command that began it", "flower": "`flwr run` with resume=true"}
+        own = "the same call of lasg.train" if self.spec.own_parts else f"`lasg resume {self.folder}`"
+        return by_engine.get(self.meta["engine"], own)
 
     def frame(self) -> pd.DataFrame:
         """Return the trace as a pandas DataFrame: a row per evaluation, with loss, accuracy and the ledger."""
@@ -182,7 +186,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
         "versions": versions(),
     }
     with wrap_write_errors(folder):
-        for leftover in (META, TRACE, CHECKPOINT, MODEL):
+        for leftover in (META, TRACE, CHECKPOINT, PREVIOUS, MODEL):
             (folder / leftover).unlink(missing_ok=True)
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
@@ -191,7 +195,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
 
 def discard(folder: Path) -> None:
     """Remove a run that was begun and cannot be finished."""
-    for name in (SPEC, META, TRACE, CHECKPOINT, MODEL):
+    for name in (SPEC, META, TRACE, CHECKPOINT, PREVIOUS, MODEL):
         (folder / name).unlink(missing_ok=True)
     sweep(folder)
     with contextlib.suppress(OSError):  # something else lies there, or the lock that is about to go
@@ -211,9 +215,19 @@ def write_trace(folder: Path, arrays: Arrays) -> None:
     write_atomically(folder / TRACE, buffer.getvalue())
 
 
+@functools.cache
+def _blas() -> str:
+    """Return NumPy's BLAS, its version and the kernel that it chose for this CPU: its last bits are that kernel's."""
+    from threadpoolctl import threadpool_info
+
+    found = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    names = ("internal_api", "version", "architecture")
+    return ", ".join(sorted({" ".join(str(info.get(name) or "") for name in names).strip() for info in found}))
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide a run's numbers."""
-    ours = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    ours = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__, "blas": _blas()}
     torch = sys.modules.get("torch")
     return ours if torch is None else {**ours, "torch": str(torch.__version__)}
 
@@ -221,23 +235,27 @@ def versions() -> dict[str, str]:
 # -- checkpoints -----------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, state: dict[str, Any], *, keep_previous: bool = False) -> None:
     """Write nested state atomically."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = flatten(state, "", arrays)
-    _save(folder / CHECKPOINT, arrays, {"tree": json.dumps(tree)})
+    path = folder / CHECKPOINT
+    with replace_atomically(path) as part:
+        _save(part, arrays, {"tree": json.dumps(tree)})
+        if keep_previous and path.exists():
+            path.replace(folder / PREVIOUS)
 
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:
     """Write a trained model by name."""
-    _save(folder / MODEL, {name: np.asarray(host(value), order="C") for name, value in model.items()}, {})
+    with replace_atomically(folder / MODEL) as part:
+        _save(part, {name: np.asarray(host(value), order="C") for name, value in model.items()}, {})
 
 
 def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> None:
     from safetensors.numpy import save_file
 
-    with replace_atomically(path) as part:
-        save_file(arrays, part, metadata)
+    save_file(arrays, path, metadata)
 
 
 def read_progress(folder: Path) -> Arrays:
@@ -255,11 +273,11 @@ def read_progress(folder: Path) -> Arrays:
         raise LasgError(f"cannot read {folder / CHECKPOINT}: {error}") from None
 
 
-def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+def read_checkpoint(folder: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
     """Read nested state; None if the run was stopped before its first checkpoint."""
     from safetensors import SafetensorError, safe_open
 
-    path = folder / CHECKPOINT
+    path = folder / name
     if not path.is_file():
         return None
     try:

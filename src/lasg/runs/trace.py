@@ -32,11 +32,11 @@ class Trace:
         self.broken: list[tuple[int, int]] = []
         """(round, worker) of every gradient that was NaN or infinite."""
 
-    def evaluated(self, ledger: Ledger, loss: float, accuracy: float | None) -> None:
+    def add_evaluation(self, ledger: Ledger, loss: float, accuracy: float | None) -> None:
         """Add an evaluation."""
         self.evaluations.append((*ledger.row(), loss, np.nan if accuracy is None else accuracy))
 
-    def closed(self, finished: Round) -> None:
+    def add_round(self, finished: Round) -> None:
         """Add a round."""
         self._masks.append(finished.uploaded)
         left = None if finished.left is None else finished.left[self.watch]
@@ -46,7 +46,7 @@ class Trace:
 
     def arrays(self) -> Arrays:
         """Return the trace as named arrays: see docs/store.md."""
-        self._settle()
+        self._compact()
         table = np.array(self.evaluations, np.float64).reshape(-1, len(EVALUATED))
         columns: Arrays = {name: table[:, i].astype(np.int64) for i, name in enumerate(COUNTS)}
         columns |= {"loss": table[:, -2], "accuracy": table[:, -1]}
@@ -54,7 +54,7 @@ class Trace:
             columns["broken"] = np.array(self.broken, np.int64)
         return columns | self._stored
 
-    def _settle(self) -> None:
+    def _compact(self) -> None:
         """Move the rounds since the last call into compact arrays."""
         n, w = len(self._masks), len(self.watch)
         silent = np.full(w, np.nan)
@@ -85,7 +85,7 @@ def unpack_uploads(packed: npt.NDArray[np.uint8], workers: int) -> npt.NDArray[n
     return np.unpackbits(packed, axis=1, count=workers).astype(np.bool_)
 
 
-def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec, *, whole: bool) -> None:
+def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec, *, whole: bool, measured: bool = True) -> None:
     """Refuse, with a ValueError, arrays that are not the trace of a run of `spec`; `whole`: that went to its end."""
     missing = [name for name in (*EVALUATED, *ROUNDS) if name not in arrays]
     if missing:
@@ -103,5 +103,15 @@ def check(arrays: Mapping[str, npt.NDArray[Any]], spec: Spec, *, whole: bool) ->
     at = arrays["rounds"]
     if any(arrays[name].shape != shape for name, shape in shapes.items()) or at[-1] > rounds:
         raise ValueError("its rounds are cut short")
-    if (whole and at[-1] != rounds) or at[0] < 0 or (np.diff(at) < 0).any() or not np.isfinite(arrays["loss"]).all():
+    if (
+        (whole and at[-1] != rounds)
+        or at[0] < 0
+        or (np.diff(at) < 0).any()
+        or not _are_losses(arrays["loss"], measured)
+    ):
         raise ValueError("its evaluations are cut short or damaged")
+
+
+def _are_losses(losses: npt.NDArray[Any], measured: bool) -> bool:
+    """Tell whether every loss is a number; where nothing need be measured, as in a federation, they may all be NaN."""
+    return bool(np.isfinite(losses).all() or (not measured and np.isnan(losses).all()))

@@ -19,13 +19,13 @@ import numpy as np
 from lasg.core.algorithms import algorithm as named
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing
 from lasg.core.server import Laziness
-from lasg.core.training import Round
+from lasg.core.training import Round, Training
 from lasg.errors import LasgError
 from lasg.theory import constants
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
 from lasg.theory.estimates import Claim, Curve, Estimate, Vector, curve, highest, interval, jackknife, lowest, slope
 from lasg.theory.synthetic import Quadratics, Ripples, Synthetic, quadratics, ripples
-from lasg.transports.local import Simulation
+from lasg.transports.local import simulate
 
 D = 4
 BITS = 4
@@ -166,7 +166,7 @@ def run(job: Job, plan: Plan) -> Trace:
     shape = convex() if is_convex else nonconvex()
     theorem = strongly_convex_theorem() if is_convex else nonconvex_theorem(job.algorithm)
     steps, chosen = schedule(job, plan), named(job.algorithm)
-    simulation = Simulation(
+    simulation = simulate(
         Synthetic(shape, job.seed),
         ClosedFormSGD(shape.start(), steps),
         rule=chosen.rule,
@@ -178,7 +178,7 @@ def run(job: Job, plan: Plan) -> Trace:
     return _follow(simulation, shape, job.rounds, with_drift=job.algorithm == LAG)
 
 
-def _follow(simulation: Simulation, shape: Quadratics | Ripples, rounds: int, with_drift: bool) -> Trace:
+def _follow(simulation: Training, shape: Quadratics | Ripples, rounds: int, with_drift: bool) -> Trace:
     empty = np.full((4, rounds), np.nan)
     trace = Trace(np.empty(rounds + 1), empty[0], empty[1], empty[2], empty[3], 0.0)
     past: deque[Vector] = deque(maxlen=D + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+import lasg
 from lasg.core.arrays import IntArray
 from lasg.errors import LasgError, LostRank, first_line
 
@@ -53,6 +56,15 @@ def join(timeout: float = TIMEOUT) -> Links:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=limit)
     return Links(timeout=timeout)
+
+
+def describe_code() -> str:
+    """Return the version of lasg, with a short checksum of the code that all ranks must share."""
+    folder = Path(lasg.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for part in ("core", "transports", "loops") for path in folder.glob(f"{part}/*.py")):
+        digest.update(path.read_bytes())
+    return f"{lasg.__version__} ({digest.hexdigest()[:8]})"
 
 
 def leave() -> None:
@@ -113,12 +125,12 @@ class Links:
         self.sent: IntArray = np.zeros(self.ranks, np.int64)
         """Bytes that this rank sent, by who got them."""
         self.base = 0
-        self._boxes: dict[tuple[int, int], _Box] = {}
+        self._preposted: dict[tuple[int, int], PrepostedRecv] = {}
 
-    def apart(self) -> Links:
+    def with_own_tags(self) -> Links:
         """Return the same links with channels of their own; all ranks must do so in the same order."""
         other = copy.copy(self)
-        other._boxes, other.base, other.sent = {}, CHANNELS * next(_numbers[self.group]), np.zeros_like(self.sent)
+        other._preposted, other.base, other.sent = {}, CHANNELS * next(_numbers[self.group]), np.zeros_like(self.sent)
         return other
 
     @property
@@ -133,8 +145,8 @@ class Links:
         as the message needs to arrive. Long messages gain little, and are not waited for.
         """
         for rank, room in rooms.items():
-            if rank != self.rank and 0 < room <= READY_BYTES and (rank, channel) not in self._boxes:
-                self._boxes[rank, channel] = _Box(self, rank, channel, room)
+            if rank != self.rank and 0 < room <= READY_BYTES and (rank, channel) not in self._preposted:
+                self._preposted[rank, channel] = PrepostedRecv(self, rank, channel, room)
 
     def exchange(
         self,
@@ -151,10 +163,10 @@ class Links:
         """
         started = self.start(sends, what, channel, extra)
         self.receive(receives, what, channel, extra)
-        self.settle(started, what)
+        self.wait(started, what)
 
-    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> list[Begun]:
-        """Begin to send; `settle` waits for the end of it."""
+    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> list[Pending]:
+        """Begin to send; `wait` waits for the end of it."""
         full = {rank: tensor for rank, tensor in sends.items() if tensor.numel()}
         for rank, tensor in full.items():
             self.sent[rank] += tensor.numel() * tensor.element_size()
@@ -163,18 +175,18 @@ class Links:
     def receive(self, receives: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Receive a tensor from each of some ranks into the one that is given."""
         full = {rank: tensor for rank, tensor in receives.items() if tensor.numel()}
-        ready = {rank: self._boxes[rank, channel] for rank in full if (rank, channel) in self._boxes}
+        ready = {rank: self._preposted[rank, channel] for rank in full if (rank, channel) in self._preposted}
         rest = {rank: tensor for rank, tensor in full.items() if rank not in ready}
         posted = self._post(dist.irecv, rest, what, channel, extra)
         for rank, box in ready.items():
-            with self._told(rank, what):
+            with self._name_lost_rank(rank, what):
                 box.take(full[rank], self._limit(full.values(), extra))
-        self.settle(posted, what)
+        self.wait(posted, what)
 
-    def settle(self, begun: list[Begun], what: str) -> None:
-        """Wait for what was begun."""
-        for one in begun:
-            with self._told(one.rank, what):
+    def wait(self, pending: list[Pending], what: str) -> None:
+        """Wait for messages that are under way."""
+        for one in pending:
+            with self._name_lost_rank(one.rank, what):
                 one.work.wait(one.limit)
 
     def _limit(self, tensors: Iterable[Tensor], extra: float) -> timedelta:
@@ -182,19 +194,19 @@ class Links:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return timedelta(seconds=self.timeout + extra + size / SLOWEST)
 
-    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int, extra: float) -> list[Begun]:
+    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int, extra: float) -> list[Pending]:
         """Begin to send to some ranks, or to receive from them."""
         peer = "group_dst" if op is dist.isend else "group_src"
         limit = self._limit(tensors.values(), extra)
         found = []
         for rank, tensor in tensors.items():
-            with self._told(rank, what):
+            with self._name_lost_rank(rank, what):
                 work = op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})
-                found.append(Begun(rank, work, limit))
+                found.append(Pending(rank, work, limit))
         return found
 
     @contextmanager
-    def _told(self, rank: int, what: str) -> Iterator[None]:
+    def _name_lost_rank(self, rank: int, what: str) -> Iterator[None]:
         """Say in one line who was lost."""
         try:
             yield
@@ -213,9 +225,9 @@ class Links:
         received[self.rank] = own
         return [received[rank].cpu().numpy().tobytes() for rank in range(self.ranks)]
 
-    def say(self, data: bytes, what: str) -> bytes:
+    def broadcast(self, data: bytes, what: str, extra: float = 0.0) -> bytes:
         """Return what rank 0 said here, of whatever length; the others' `data` is not looked at."""
-        length = int(self.copy_from(0, torch.tensor([len(data)], dtype=torch.int64), what))
+        length = int(self.copy_from(0, torch.tensor([len(data)], dtype=torch.int64), what, extra))
         said = np.frombuffer(data, np.uint8).copy() if self.rank == 0 else np.empty(length, np.uint8)
         return self.copy_from(0, torch.from_numpy(said), what).numpy().tobytes()
 
@@ -249,7 +261,7 @@ class Links:
         return torch.empty(count, dtype=dtype)
 
 
-class Begun(NamedTuple):
+class Pending(NamedTuple):
     """A message under way, to or from a rank."""
 
     rank: int
@@ -257,7 +269,7 @@ class Begun(NamedTuple):
     limit: timedelta
 
 
-class _Box:
+class PrepostedRecv:
     """Room for the next message of a rank on a channel, which is waited for before anybody asks for it."""
 
     def __init__(self, links: Links, rank: int, channel: int, room: int) -> None:

@@ -1,32 +1,35 @@
 """A node of a federation: one worker, its data, and what it remembers between rounds.
 
 A node may be silent only if it remembers the upload that the server holds of it. A node that lost its memory, or whose
-last upload was not taken, uploads; an upload is a contribution itself and replaces the one before, so it depends on
-nothing that either side might have lost. With it go the buffers that training has changed (BatchNorm's statistics). A
-node that lost its memory takes them back as it last uploaded them.
+last upload was not taken, uploads. A message that builds on others says on which: where the two sides do not agree, the
+node begins again with one that stands for itself. With an upload go the buffers that training has changed (BatchNorm's
+statistics). A node that lost its memory takes them back as it last uploaded them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import Array, FloatArray, IntArray, cast, checksum, host
+from lasg.core.algorithms import Stages
+from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, cast, checksum, float64, host, norms
+from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
-from lasg.core.codecs import Codec
+from lasg.core.messages import Request
 from lasg.core.optimizers import Schedule
-from lasg.core.rules import Rule
-from lasg.core.server import Opened
 from lasg.core.workers import Oracle, Workers
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
-from lasg.transports.model_deltas import Follower, Held, Step
+from lasg.transports.model_deltas import Follower, decode_steps
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lasg.problems.buffers import Buffers
 
 FAILED = "failed"
@@ -45,15 +48,11 @@ class Parcel(NamedTuple):
         return len(repr(self.head)) + sum(array.nbytes for array in self.arrays.values())
 
 
-def settings(
-    rule: Rule, codec: Codec, D: int, local_steps: int, seed: int, like: Array, buffers: Buffers | None = None
-) -> dict[str, Any]:
+def agreed_settings(stages: Stages, D: int, seed: int, like: Array, buffers: Buffers | None = None) -> dict[str, Any]:
     """Return what the server and its nodes must agree on."""
     return {
-        "rule": rule.name,
-        "codec": repr(codec),
+        **stages.describe(),
         "D": D,
-        "local steps": local_steps,
         "seed": seed,
         "parameters": int(like.shape[-1]),
         "dtype": str(host(like).dtype),
@@ -71,12 +70,10 @@ class Node:
         *,
         samples: int,
         like: Array,
-        rule: Rule,
-        codec: Codec,
+        stages: Stages,
         schedule: Schedule,
         D: int,
         seed: int = 0,
-        local_steps: int = 1,
         clip: float | None = None,
         buffers: Buffers | None = None,
     ) -> None:
@@ -86,32 +83,30 @@ class Node:
         any; they are then part of the oracle's state.
         """
         self.key, self.samples, self.like, self.clip = key, samples, like, clip
-        self.oracle, self.rule, self.codec, self.schedule = oracle, rule, codec, schedule
-        self.D, self.seed, self.H = D, seed, local_steps
-        self.buffers = buffers
-        self.settings = settings(rule, codec, D, local_steps, seed, like, buffers)
+        self.oracle, self.stages, self.rule, self.schedule = oracle, stages, stages.rule, schedule
+        self.D, self.seed, self.buffers = D, seed, buffers
+        self.settings = agreed_settings(stages, D, seed, like, buffers)
         self.bytes_up = self.bytes_down = 0
         """What it has sent and received, as far as it remembers."""
         self._forget("", 0, 1)
 
     def _forget(self, run: str, worker: int, workers: int) -> None:
-        """Begin anew, as a worker of a run."""
+        """Begin again, as a worker of a run."""
         self.run, self.worker, self.count = run, worker, workers
-        self.life, self.k, self.last, self.epoch = "", -1, -1, -1
-        self.follower = Follower(self.codec, self.like, workers, self.schedule)
+        self.incarnation, self.k, self.last, self.epoch = "", -1, -1, -1
+        self.answered: tuple[list[int], Parcel] | None = None
+        self.follower = Follower(self.stages, self.like, workers, self.schedule)
         if self.buffers is not None:
             self.buffers.reset()
-        self.weight = _Weighted(self.oracle)
+        self.weighted_oracle = _Weighted(self.oracle)
         self.workers = Workers(
-            self.weight if self.clip is None else Clipped(self.weight, self.clip),
-            self.rule,
-            self.codec,
+            self.weighted_oracle if self.clip is None else Clipped(self.weighted_oracle, self.clip),
+            self.stages,
             theta=self.like,
             ids=np.array([worker]),
             seed=self.seed,
             D=self.D,
-            local_steps=self.H,
-            gives="messages",
+            confirmed_later=True,
         )
 
     def answer(self, asked: Parcel) -> Parcel:
@@ -139,45 +134,55 @@ class Node:
         which = (str(head["run"]), int(head["worker"]), int(head["workers"]))
         if which != (self.run, self.worker, self.count):
             self._forget(*which)
-        said: dict[str, Any] = {"run": self.run, "round": k, "key": self.key}
-        if head["life"] != self.life:
+        if head["life"] != self.incarnation:
             # A server that went on from a checkpoint may be in an earlier round than this node was.
-            self.life, self.k = str(head["life"]), -1
+            self.incarnation, self.k = str(head["life"]), -1
+        said: dict[str, Any] = {"run": self.run, "round": k, "key": self.key}
         if k < self.k:
             return Parcel({**said, "kind": "stale"}, {})
         if not self._reach(k, head, arrays) or not self._take_back(head, arrays):
             return Parcel({**said, "kind": "lost"}, {})
+        question = [k, int(head["based"]), int(head["checksum"])]
+        if self.answered is not None and self.answered[0] == question:
+            return self.answered[1]  # the answer was lost: stages that remember rounds have had this one
+        answer = self._compute(k, head, said)
+        self.answered = (question, answer) if self.workers.remembers_rounds else None
+        return answer
+
+    def _compute(self, k: int, head: dict[str, Any], said: dict[str, Any]) -> Parcel:
+        """Compute a round at the model that was reached; return the answer."""
         self.k = k
-        self.weight.share = float(head["weight"])
+        self.weighted_oracle.share = float(head["weight"])
         theta = self.follower.theta
         if self.rule.periodic and k // self.D != self.epoch:
             self.workers.snapshot, self.epoch = theta, k // self.D
         if self.last < 0 and self.workers.iterates is not None:
             self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other model
-        due = bool(head["due"]) or int(head["based"]) != self.last
-        asked = np.array([True]) if self.rule.where == "server" else None
-        opened = Opened(
+        agreed = self.workers.speaker.confirm(int(head["based"]))
+        base = self.workers.speaker.base
+        request = Request(
             k,
             theta,
             float(head["eta"]),
             float(head["threshold"]),
-            asked,
-            np.array([due]),
-            left=None,
+            computes=np.array([True]),
+            must_upload=np.array([bool(head["due"]) or not agreed]),
             points=int(head.get("points", self.rule.points(k, self.D))),
         )
-        reply = self.workers.respond(opened)
-        said["evaluations"] = reply.gradients
-        if reply.left is not None:
-            said["left"] = float(reply.left[0])
-        if reply.broken is not None and reply.broken[0]:
+        uploads = self.workers.answer(request)
+        said["evaluations"] = uploads.gradients
+        if uploads.left is not None:
+            said["left"] = float(uploads.left[0])
+        if uploads.broken is not None and uploads.broken[0]:
             return Parcel({**said, "kind": "broken"}, {})
-        if not reply.uploads:
+        if not uploads.uploads:
             return Parcel({**said, "kind": "silent"}, {})
         self.last = k
-        if reply.estimates is not None:
-            said["estimate"] = float(reply.estimates[0])
-        sent = {"contribution": np.frombuffer(reply.messages[0], np.uint8)}
+        if base != NEVER:
+            said["base"] = base
+        if uploads.estimates is not None:
+            said["estimate"] = float(uploads.estimates[0])
+        sent = {"contribution": np.frombuffer(uploads.messages[0], np.uint8)}
         if self.buffers is not None:
             said["buffers"], sent["buffers"] = self.buffers.pack(0)
         return Parcel({**said, "kind": "upload"}, sent)
@@ -199,7 +204,7 @@ class Node:
         elif follower.at != int(head["basis"]):
             return False
         else:
-            follower.follow(unfolded(head, arrays))
+            follower.follow(decode_steps(head, arrays))
         if follower.at == k and checksum(follower.theta) == int(head["checksum"]):
             return True
         follower.at = None
@@ -210,13 +215,14 @@ class Node:
         held = {str(unit): [k, np.frombuffer(message, np.uint8)] for unit, (k, message) in self.follower.held.items()}
         state = {
             "who": [self.run, self.worker, self.count],
-            "life": self.life,
+            "life": self.incarnation,
             "rounds": [self.k, self.last, self.epoch, self.follower.at],
             "bytes": [self.bytes_up, self.bytes_down],
             "model": self.follower.theta,
             "held": held,
             "workers": self.workers.state(),
             "oracle": getattr(self.oracle, "state", dict)(),
+            "answered": None if self.answered is None else [self.answered[0], list(self.answered[1])],
         }
         return pack(state)
 
@@ -224,37 +230,20 @@ class Node:
         """Take back what was remembered."""
         state = unpack(data, "this node's memory")
         self._forget(*state["who"])
-        self.life = state["life"]
+        self.incarnation = state["life"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self.k, self.last, self.epoch, self.follower.at = state["rounds"]
         self.follower.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
         self.follower.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}
+        if "rule" not in state["workers"]:  # of lasg 0.1: what it uploaded is not known, so it uploads again
+            self._forget(*state["who"])
+            return
         self.workers.restore(state["workers"])
+        if state["answered"] is not None:
+            question, (head, arrays) = state["answered"]
+            self.answered = (question, Parcel(head, arrays))
         if state["oracle"]:
             self.oracle.restore(state["oracle"])  # type: ignore[attr-defined]
-
-
-def folded(steps: list[Step]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return steps as they travel."""
-    came = [(step.k, unit, k, message) for step in steps for unit, (k, message) in step.came.items()]
-    head = {
-        "steps": [step.k for step in steps],
-        "in_step": [step for step, _, _, _ in came],
-        "units": [unit for _, unit, _, _ in came],
-        "rounds": [k for _, _, k, _ in came],
-        "lengths": [len(message) for _, _, _, message in came],
-    }
-    return head, {"steps": np.frombuffer(b"".join(message for _, _, _, message in came), np.uint8)}
-
-
-def unfolded(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> list[Step]:
-    """Undo `folded`."""
-    found: dict[int, Held] = {int(k): {} for k in head["steps"]}
-    data, start = arrays["steps"].tobytes(), 0
-    for step, unit, k, length in zip(head["in_step"], head["units"], head["rounds"], head["lengths"], strict=True):
-        found[int(step)][int(unit)] = (int(k), data[start : start + int(length)])
-        start += int(length)
-    return [Step(k, came) for k, came in found.items()]
 
 
 class _Weighted:
@@ -273,3 +262,116 @@ class _Weighted:
         own = float(self.oracle.weights[0])
         found = self.oracle.gradients(iteration, points, rows)
         return found if own == self.share else [grad * (self.share / own) for grad in found]
+
+
+# -- what the server makes of an answer -------------------------------------------------------------------------------
+
+KINDS = ("upload", "silent", "broken", "lost", "stale")
+NOTHING = np.zeros(0, np.uint8)
+LONGEST_REASON = 300
+"""Characters of a node's own words that are repeated: one line, whatever it sends."""
+
+
+class Unfit(Exception):  # noqa: N818
+    """Why an answer is refused."""
+
+
+class Answer(NamedTuple):
+    """An answer that may be used."""
+
+    kind: str
+    evaluations: int = 0
+    left: float = math.nan
+    estimate: float = 0.0
+    message: bytes = b""
+    base: int = NEVER
+    """The upload that the message builds on."""
+    buffers: Sequence[Tensor] | None = None
+    """All of the worker's buffers, where the server keeps them."""
+
+
+class Checker:
+    """Turns a parcel into an answer, or says why not."""
+
+    def __init__(self, listener: Listener, stages: Stages, *, norm_bound: float, buffers: Buffers | None) -> None:
+        """Take who will hear the messages."""
+        self.listener, self.local_steps = listener, stages.local_steps
+        self.chained = is_chained(stages.belief, stages.codec)
+        self.norm_bound, self.buffers = norm_bound, buffers
+
+    def check(self, parcel: Parcel, run: str, k: int, m: int, key: str, held: int, *, must_upload: bool) -> Answer:
+        """Return an answer of worker m in a round; refuse every other. `held` is its last upload."""
+        head, arrays = parcel
+        kind = head.get("kind")
+        if kind not in KINDS:
+            raise Unfit("it is no answer")
+        if (head.get("run"), head.get("round"), head.get("key")) != (run, k, key):
+            raise Unfit(f"it is not of {key} in round {k}")
+        wanted = {"contribution"} if kind == "upload" else set()
+        if set(arrays) - ({"buffers"} if wanted and self.buffers is not None else set()) != wanted:
+            raise Unfit("it has other arrays than an answer of its kind")
+        if kind in ("lost", "stale"):
+            return Answer(kind)
+        evaluations, left = head.get("evaluations"), head.get("left", math.nan)
+        if not is_integer(evaluations) or not 0 <= evaluations <= 2 * self.local_steps:
+            raise Unfit("it does not say how many gradients it computed")
+        if not isinstance(left, float):
+            raise Unfit("its left side is no number")
+        if kind == "silent" and must_upload:
+            raise Unfit("it had to upload, and is silent")
+        if kind != "upload":
+            return Answer(kind, evaluations, left)
+        estimate = head.get("estimate", 0.0)
+        if not isinstance(estimate, float) or not 0 <= estimate < math.inf:
+            raise Unfit("its estimate is no number >= 0")
+        base = head.get("base", NEVER)
+        if not is_integer(base) or base not in {NEVER, held if self.chained else NEVER}:
+            raise Unfit("it builds on an upload that the server does not hold")
+        message = self._contribution(arrays["contribution"], m, base)
+        return Answer(kind, evaluations, left, estimate, message, base, self._buffers(parcel))
+
+    def _contribution(self, array: Any, m: int, base: int) -> bytes:
+        """Return the message of a contribution, if it is one."""
+        like = self.listener.like
+        length = self.listener.codec.length(like.shape[-1], int(like.itemsize))
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
+            raise Unfit("its contribution is not bytes")
+        if length is not None and len(array) != length:
+            raise Unfit(f"its contribution has {len(array)} bytes, not {length}")
+        message = array.tobytes()
+        try:
+            decoded = self.listener.read(message, m, in_full=base == NEVER)
+        except (LasgError, ValueError, IndexError, OverflowError) as error:
+            raise Unfit(f"its contribution cannot be decoded: {error}") from None
+        if not all_finite(decoded):
+            raise Unfit("its contribution is not finite")
+        believed = decoded
+        if self.listener.belief == "difference" and base != NEVER:  # what counts is what it adds up to
+            believed = self.listener.rows[m] + float64(decoded)
+        with np.errstate(over="ignore"):
+            size = float(norms(believed[None])[0])
+        if size == math.inf or size > self.norm_bound:
+            raise Unfit(f"the norm of its contribution is {size:g}, above {self.norm_bound:g}")
+        return message
+
+    def _buffers(self, parcel: Parcel) -> Sequence[Tensor] | None:
+        """Return the buffers that came with a contribution; those that did not come are as at the start."""
+        if self.buffers is None:
+            return None
+        try:
+            return self.buffers.unpack(parcel.head.get("buffers", []), parcel.arrays.get("buffers", NOTHING))
+        except LasgError as error:
+            raise Unfit(str(error)) from None
+
+
+def failure(parcel: Parcel) -> str | None:
+    """Return why a node failed, as one line, if that is what it says."""
+    if parcel.head.get("kind") != FAILED:
+        return None
+    words = "".join(letter if letter.isprintable() else " " for letter in str(parcel.head.get("reason", "")))
+    return " ".join(words.split())[:LONGEST_REASON] or "it does not say why"
+
+
+def is_integer(number: Any) -> TypeGuard[int]:
+    """Tell whether something that came is an integer."""
+    return isinstance(number, int) and not isinstance(number, bool)

@@ -9,7 +9,6 @@ themselves to everybody would be R - 1. The price is a second rounding, of the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,15 +17,7 @@ from torch import Tensor
 from lasg import counter
 from lasg.core.arrays import Array
 from lasg.core.codecs import Codec
-from lasg.transports.links import Begun, Links
-
-
-class SizedCodec(Codec, Protocol):
-    """A codec whose messages have a length that is known before anything is encoded."""
-
-    def length(self, p: int) -> int:
-        """Bytes of the message of a vector of length p."""
-        ...
+from lasg.transports.links import Links, Pending
 
 
 class QuantisedSum:
@@ -35,7 +26,7 @@ class QuantisedSum:
     def __init__(
         self,
         links: Links,
-        codec: SizedCodec,
+        codec: Codec,
         like: Tensor,
         *,
         serving: Sequence[int],
@@ -56,9 +47,15 @@ class QuantisedSum:
     def _length(self, rank: int) -> int:
         """Bytes of a message for the piece that a rank serves."""
         piece = self.pieces[rank]
-        return self.codec.length(piece.stop - piece.start)
+        return self.message_length(piece.stop - piece.start)
 
-    def begin(self, k: int, vector: Array) -> list[Begun]:
+    def message_length(self, p: int) -> int:
+        """Bytes of a message of p entries: a codec whose sums are encoded again knows."""
+        length = self.codec.length(p)
+        assert length is not None
+        return length
+
+    def begin(self, k: int, vector: Array) -> list[Pending]:
         """Encode this rank's vector of round k, and begin to send its pieces to those that serve them."""
         links, row = self.links, self.links.wire(vector).to(self.like.dtype)
         draws = self._uniforms(counter.QUANTISER, k, self.p)

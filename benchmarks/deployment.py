@@ -86,7 +86,7 @@ class Deployment:
     ) -> subprocess.Popen[bytes]:
         """Start a process in a group of its own."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(
                 [*host.before, str(BIN / command[0]), *command[1:]],
                 env={**self.environment, **(environment or {})},
                 cwd=self.folder,
@@ -138,7 +138,7 @@ class Deployment:
     def _listens(self) -> bool:
         look = f"import socket; socket.create_connection(({self.server.address!r}, {self.port}), 5)"
         words = [*self.server.before, sys.executable, "-c", look]
-        found = subprocess.run(words, check=False, capture_output=True)  # noqa: S603
+        found = subprocess.run(words, check=False, capture_output=True)
         return found.returncode == 0
 
     def register(self) -> None:
@@ -148,7 +148,7 @@ class Deployment:
 
     def flwr(self, *words: str, seconds: float = 60) -> str:
         """Run the command flwr."""
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [*self.server.before, str(BIN / "flwr"), *words],
             env=self.environment,
             cwd=self.folder,

@@ -1,0 +1,328 @@
+"""What the server takes each worker to say, on both sides and in every engine.
+
+An upload says what its message decodes to, never what the worker meant. What that changes is the belief:
+
+- `replace`: the message is the worker's contribution (the paper's LAQSG). The server keeps a row per worker.
+- `difference`: the message is added to what was believed (LASG's delta, LAQ, EF21). What rounding or quantising took
+  away is part of the next difference. The server needs the sum alone, unless workers may forget or be dropped: then it
+  keeps a row per worker here, too, in double precision.
+- `residual`: the message is used once; what was not said stays with the worker, and is said later (error feedback).
+  The server keeps nothing.
+
+A `Speaker` is the workers' side, a `Listener` the server's. Both keep what they must in arrays with a row per worker.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from lasg.core.arrays import Array, IntArray, cast, change, copies, copy, float64, pieces, zeros
+from lasg.core.codecs import Codec, Noise, State, StatefulCodec
+from lasg.core.messages import News
+from lasg.errors import LasgError
+
+Belief = Literal["replace", "difference", "residual"]
+BELIEFS: tuple[Belief, ...] = ("replace", "difference", "residual")
+
+NEVER = -1
+"""The last upload of a worker of whom nothing is believed: it has to say everything."""
+# Of longer vectors so many entries at a time: temporaries as long as the model would cost more than its gradient.
+BLOCK = 1 << 16
+
+
+def is_chained(belief: Belief, codec: Codec) -> bool:
+    """Tell whether a message means something only after those before it."""
+    return belief == "difference" or isinstance(codec, StatefulCodec)
+
+
+def upload_id(k: int, message: bytes, before: int, *, chained: bool) -> int:
+    """Return a number for an upload that both sides know: its round, and a checksum of it and of all before it.
+
+    Rounds alone do where a message stands for itself. Where it builds on others they would not: a server that goes on
+    from an older checkpoint has the same rounds with other uploads.
+    """
+    if not chained:
+        return k
+    return k << 32 | zlib.crc32(message, 0 if before == NEVER else before & 0xFFFFFFFF)
+
+
+class Pending(NamedTuple):
+    """An upload of which the worker does not know yet whether the server took it."""
+
+    upload: int
+    decoded: Array
+    encoder: State
+    decoder: State
+
+
+class Speaker:
+    """The workers' side: what the server believes of them, or what they have not said yet."""
+
+    def __init__(
+        self, belief: Belief, codec: Codec, workers: int, theta: Array, *, confirmed_later: bool = False
+    ) -> None:
+        """Speak for some workers. With `confirmed_later`, for one whose uploads may be lost: see `confirm`."""
+        self.belief, self.codec, self.confirmed_later = belief, codec, confirmed_later
+        self.workers, self.like = workers, theta
+        self.chained = is_chained(belief, codec)
+        self.pending: Pending | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again: nothing was said."""
+        shape = (self.workers, self.like.shape[-1])
+        # Differences add up on both sides to the same bits only in one precision, whatever the run's.
+        self.rows: Array = None
+        if self.belief != "replace":
+            rows = zeros(shape, self.like)
+            self.rows = float64(rows) if self.belief == "difference" else rows
+        self.encoder = self.codec.init(self.workers, self.like)
+        self.decoder = self.codec.init_decoder(self.workers, self.like)
+        self.last = NEVER
+        """The last upload that counts, by its `upload_id`, where one worker's are confirmed later."""
+
+    def add(self, contribution: Array, who: IntArray | slice) -> None:
+        """Add what workers have to say, whether they say it now or later: a residual grows by it."""
+        if self.belief == "residual":
+            self.rows[who] = self.rows[who] + contribution
+
+    def to_say(self, contribution: Array, who: IntArray | slice) -> Array:
+        """Return what workers that upload say: their contribution, or what of it is not believed yet."""
+        if self.belief == "replace":
+            return contribution
+        if self.belief == "difference":
+            return cast(float64(contribution) - self.rows[who], contribution)
+        return copy(self.rows[who])  # a codec may give back what it gets, and what was said is taken from the rows
+
+    def say(self, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[Array, int]:
+        """Return rows as the server will decode them, and their bits: without packing, where the codec can do so."""
+        if isinstance(self.codec, StatefulCodec):
+            messages, *said = self._update(rows, who, noise)
+            self._commit(who, *said)
+            return said[0], 8 * sum(map(len, messages))
+        decoded, bits = self.codec.transmit(rows, noise)
+        self._commit(who, decoded)
+        return decoded, bits
+
+    def pack(self, k: int, rows: Array, who: IntArray | slice, noise: Noise) -> list[bytes]:
+        """Return the messages of rows, as they travel."""
+        if isinstance(self.codec, StatefulCodec):
+            messages, *said = self._update(rows, who, noise)
+        else:
+            messages = self.codec.encode(rows, noise)
+            said = [None if self.belief == "replace" else self.codec.decode(messages, rows[0]), {}, {}]
+        if self.confirmed_later:
+            self.pending = Pending(upload_id(k, messages[0], self.base, chained=self.chained), *said)
+        else:
+            self._commit(who, *said)
+        return messages
+
+    def _update(self, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[list[bytes], Array, State, State]:
+        """Encode and decode with the codec's states; return the messages, their rows, and the new states."""
+        assert isinstance(self.codec, StatefulCodec)
+        messages, encoder = self.codec.update(rows, noise, pick(self.encoder, who))
+        decoded, decoder = self.codec.update_decoder(messages, rows[0], pick(self.decoder, who))
+        return messages, decoded, encoder, decoder
+
+    def _commit(
+        self, who: IntArray | slice, decoded: Array, encoder: State | None = None, decoder: State | None = None
+    ) -> None:
+        """Take what was said for believed."""
+        if self.belief == "replace" and not encoder:
+            return
+        if self.belief == "difference":
+            self.rows[who] = self.rows[who] + float64(decoded)
+        elif self.belief == "residual":
+            self.rows[who] = self.rows[who] - decoded
+        put(self.encoder, who, encoder or {})
+        put(self.decoder, who, decoder or {})
+
+    @property
+    def said_last(self) -> int:
+        """The last upload, whether it counts or not."""
+        return self.last if self.pending is None else self.pending.upload
+
+    @property
+    def base(self) -> int:
+        """The upload that the next message builds on; `NEVER`: it stands for itself."""
+        return self.last if self.chained else NEVER
+
+    def confirm(self, held: int) -> bool:
+        """Learn which upload the server holds, by its `upload_id`; tell whether that is the last one.
+
+        If it is the one before, the last was lost: it is taken back. If it is any other, one side forgot: the worker
+        begins again, and its next message stands for itself.
+        """
+        agreed = held == self.said_last
+        if agreed and self.pending is not None:
+            self.last, *said = self.pending
+            self._commit(slice(None), *said)
+        elif not agreed and held != self.last:
+            kept = self.rows
+            self.reset()
+            if self.belief == "residual":  # nobody believes anything, so nothing is lost but a message
+                self.rows = kept
+        self.pending = None
+        return agreed
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: live arrays."""
+        pending = None if self.pending is None else list(self.pending)
+        state = {"encoder": self.encoder, "decoder": self.decoder, "last": self.last, "pending": pending}
+        return state if self.rows is None else {**state, "rows": self.rows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        state = copies(state, self.like)
+        self.rows, self.last = state.get("rows"), int(state["last"])
+        self.encoder, self.decoder = state["encoder"], state["decoder"]
+        self.pending = None if state["pending"] is None else Pending(*state["pending"])
+
+
+class Listener:
+    """The server's side: what it takes the workers to have said, as far as it needs to know that."""
+
+    def __init__(
+        self,
+        belief: Belief,
+        codec: Codec,
+        workers: int,
+        theta: Array,
+        *,
+        whole: bool = False,
+        forgetful: bool = False,
+    ) -> None:
+        """Listen to some workers.
+
+        `whole`: news are the sum of all that is believed, not what changed it: a function of what is held, and of
+        nothing that was before. `forgetful`: a worker may begin again, or be dropped, so each has a row of its own.
+        """
+        self.belief, self.codec = belief, codec
+        self.whole = whole or belief == "residual"
+        self.like, self.forgetful = theta, forgetful
+        self._changed: Array = None
+        shape = (workers, theta.shape[-1])
+        self.rows: Array = None
+        if belief == "replace":
+            self.rows = zeros(shape, theta)
+        elif belief == "difference" and (whole or forgetful):
+            self.rows = float64(zeros(shape, theta))
+        self.decoder = codec.init_decoder(workers, theta)
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether news are the sum of the rows: then nobody needs to know what changed them."""
+        return self.whole and self.rows is not None
+
+    def hear(self, decoded: Array, who: IntArray | slice) -> Array:
+        """Take decoded messages; return the sum of what they change, in double precision."""
+        if self.belief == "replace":
+            changed = change(decoded, self.rows[who]).sum(0)
+            self.rows[who] = decoded
+            return changed
+        wide = float64(decoded)
+        if self.rows is not None:
+            self.rows[who] = self.rows[who] + wide
+        return wide.sum(0)
+
+    def hear_long(self, changed: Array | None, decoded: Array, who: IntArray) -> None:
+        """Take decoded messages one after the other, and add what they change, block by block; None: do not add."""
+        for row, m in zip(decoded, who.tolist(), strict=True):
+            if changed is None:
+                self.rows[m] = row if self.belief == "replace" else self.rows[m] + row
+                continue
+            for start in range(0, len(row), BLOCK):
+                block = slice(start, start + BLOCK)
+                if self.belief == "replace":
+                    changed[block] += change(row[block], self.rows[m, block])
+                    self.rows[m, block] = row[block]
+                    continue
+                wide = float64(row[block])
+                changed[block] += wide
+                if self.rows is not None:
+                    self.rows[m, block] += wide
+
+    def read(self, message: bytes, m: int, *, in_full: bool = False) -> Array:
+        """Return what a worker's message would decode to, without taking it; `in_full`: as its first."""
+        if not isinstance(self.codec, StatefulCodec):
+            return self.codec.decode([message], self.like)[0]
+        state = self.codec.init_decoder(1, self.like) if in_full else pick(self.decoder, slice(m, m + 1))
+        return self.codec.update_decoder([message], self.like, state)[0][0]
+
+    def take(self, messages: Sequence[bytes], who: IntArray, forget: Sequence[int] = ()) -> News | None:
+        """Take encoded messages, in the order of the workers; return the news. Who is in `forget` begins again."""
+        if forget:
+            self._forget(forget)
+        if not messages and not forget and (self.rows is not None or not self.whole):
+            return None
+        changed = None if self.sums_rows else self.nothing()
+        for some in pieces(len(messages), len(self.like)):
+            self.hear_long(changed, self._decode(messages[some], who[some]), who[some])
+        return self.news(changed)
+
+    def _decode(self, messages: Sequence[bytes], who: IntArray) -> Array:
+        """Return the rows of messages; a codec that remembers has then heard them."""
+        if not isinstance(self.codec, StatefulCodec):
+            return self.codec.decode(messages, self.like)
+        decoded, decoder = self.codec.update_decoder(messages, self.like, pick(self.decoder, who))
+        put(self.decoder, who, decoder)
+        return decoded
+
+    def _forget(self, who: Sequence[int]) -> None:
+        """Take workers for having said nothing."""
+        if self.rows is not None:
+            self.rows[list(who)] = 0
+        elif self.belief == "difference":
+            raise LasgError("a server that keeps the sum alone cannot forget a worker")
+        put(self.decoder, np.array(who, np.int64), self.codec.init_decoder(len(who), self.like))
+
+    def nothing(self) -> Array:
+        """Return a change to add to, in double precision, good until the next call unless it becomes the aggregate."""
+        if self.whole:
+            return float64(zeros(self.like.shape, self.like))
+        if self._changed is None:
+            self._changed = float64(zeros(self.like.shape, self.like))
+        else:
+            self._changed[:] = 0  # a new vector in every round would cost more than the sum
+        return self._changed
+
+    def news(self, changed: Array | None) -> News | None:
+        """Return what the aggregate becomes, after what has changed; None: nothing has."""
+        if self.sums_rows:
+            return News(self.total(), whole=True)
+        if self.whole:  # what is used once is nothing in a round without uploads
+            changed = self.nothing() if changed is None else changed
+            return News(cast(changed, self.like) if self.forgetful else changed, whole=True)
+        return None if changed is None else News(changed)
+
+    def total(self) -> Array:
+        """Return the sum of all that is believed, in the run's dtype: the same bits on whichever machine."""
+        if len(self.rows) == 1 and self.belief == "replace" and not self.forgetful:
+            return self.rows[0]  # not a copy: it is about to be sent
+        return cast(float64(self.rows).sum(0), self.like)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: live arrays."""
+        return {"decoder": self.decoder} if self.rows is None else {"decoder": self.decoder, "rows": self.rows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        state = copies(state, self.like)
+        self.decoder = state["decoder"]
+        if self.rows is not None:
+            self.rows = state["rows"]
+
+
+def pick(state: State, who: IntArray | slice) -> State:
+    """Return some workers' rows of a stage's state."""
+    return {name: value[who] for name, value in state.items()}
+
+
+def put(state: State, who: IntArray | slice, changed: State) -> None:
+    """Set some workers' rows of a stage's state."""
+    for name, value in changed.items():
+        state[name][who] = value

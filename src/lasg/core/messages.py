@@ -1,0 +1,70 @@
+"""What travels, in every engine: a request from the server, and the uploads that answer it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lasg.core.arrays import Array, FloatArray, Mask
+
+
+class Request(NamedTuple):
+    """A round as the server opens it."""
+
+    k: int
+    theta: Array
+    eta: float
+    threshold: float
+    """The rules' right side."""
+    computes: Mask
+    """Who gets theta and computes, one flag per worker."""
+    must_upload: Mask
+    """Who uploads whatever the rule says; only who computes can."""
+    left: FloatArray | None = None
+    """The rule's left side, where the server evaluated it."""
+    points: int = 1
+    """At how many models a worker that computes needs its gradient."""
+    by_rule: bool = True
+    """Whether workers evaluate the rule: not where everybody has to upload, whatever it says."""
+
+
+class News(NamedTuple):
+    """What uploads mean for the aggregate."""
+
+    vector: Array
+    whole: bool = False
+    """Whether the vector is the aggregate itself, and not a change of it in double precision."""
+
+
+class Uploads(NamedTuple):
+    """What workers answer to a request: those of this process, or, once a transport carried them, all M."""
+
+    uploaded: Mask
+    """Who uploads."""
+    uploads: int = 0
+    """How many upload."""
+    bits: int = 0
+    """The bits of their messages."""
+    gradients: int = 0
+    """Gradient evaluations spent."""
+    news: News | None = None
+    """What the uploads mean for the aggregate; None: nothing, or the messages say it."""
+    messages: tuple[bytes, ...] = ()
+    """The encoded contributions, one per upload, where they travel as they are."""
+    forget: tuple[int, ...] = ()
+    """Workers of whom nothing is believed any more before the messages are taken: gone for good, or beginning again."""
+    left: FloatArray | None = None
+    """The rule's left side per worker, where the workers evaluated it; NaN where it is not known."""
+    estimates: FloatArray | None = None
+    """Estimates of L_m, one per upload."""
+    broken: Mask | None = None
+    """Whose gradient was NaN or infinite: they are silent, whatever the rule says. None: nobody's."""
+    loss: float | None = None
+    """The mean loss of the minibatches, where it is known and the guard wants it."""
+    downloads: int | None = None
+    """How many workers got the model; None: all that were to compute."""
+    weights: FloatArray | None = None
+    """Each worker's share of the objective, where the transport alone knows it."""
+    differing: tuple[int, ...] = ()
+    """Processes whose model was found not to be the first's: all take over the first's after the round."""
+    control: int = 0
+    """What this process wants after the round, or the most urgent of what any process wants: see `Training`."""
