@@ -1,0 +1,113 @@
+"""The examples of docs/extending.md run, and the page quotes them as they are."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lasg
+from lasg.core.algorithms import Stages
+from lasg.core.belief import Belief
+from lasg.core.codecs import Codec
+from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.rules import RULES
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "examples" / "extending"
+NAMES = ("rule", "codec", "estimator", "pipes")
+LONGEST = 105
+
+
+def names_in(name: str) -> dict[str, Any]:
+    """Return what an example defines."""
+    return runpy.run_path(str(FOLDER / f"{name}.py"))
+
+
+@pytest.fixture
+def printed(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
+    """Return the lines that an example prints."""
+    command = [sys.executable, str(FOLDER / f"{request.param}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path)
+    return done.stdout.splitlines()
+
+
+def numbers(line: str) -> tuple[int, float]:
+    """Return the uploads and the loss that a line ends with."""
+    found = re.search(r"(\d+) uploads.* loss ([\d.]+)$", line)
+    assert found is not None, line
+    return int(found[1]), float(found[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_quotes_the_file(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST
+    assert f"```python\n{text}```\n" in (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("printed", ["rule"], indirect=True)
+def test_the_rule_uploads_less_than_lag_to_the_same_loss(printed: list[str]) -> None:
+    lag, quiet = map(numbers, printed)
+    assert quiet[0] < lag[0] / 2
+    assert quiet[1] < 1.05 * lag[1]
+
+
+@pytest.mark.parametrize("printed", ["codec"], indirect=True)
+def test_the_codecs_train_as_well_as_sgd(printed: list[str]) -> None:
+    assert len(printed) == 3
+    assert all(numbers(line)[1] < 0.21 for line in printed)
+
+
+@pytest.mark.parametrize("printed", ["estimator"], indirect=True)
+def test_the_estimator_saves_uploads(printed: list[str]) -> None:
+    without, with_it = map(numbers, printed)
+    assert with_it[0] < without[0]
+    assert with_it[1] < 1.05 * without[1]
+
+
+@pytest.mark.parametrize("printed", ["pipes"], indirect=True)
+def test_processes_joined_by_pipes_find_what_one_process_finds(printed: list[str]) -> None:
+    assert len(printed) == len(names_in("pipes")["ALGORITHMS"]) == 4
+    assert all(line.endswith("3 processes equal one") for line in printed), printed
+
+
+def test_a_message_of_the_largest_entries_has_the_length_that_the_codec_says() -> None:
+    codec: Codec = names_in("codec")["Largest"](3)
+    rows = np.array([[0.5, -4.0, 1.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    messages = codec.encode(rows, lambda: rows)
+    assert [len(message) for message in messages] == [codec.length(5)] * 2
+    assert codec.decode(messages, rows[0])[0].tolist() == [0.0, -4.0, 1.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("belief", ["replace", "difference", "residual"])
+@pytest.mark.parametrize("part", ["codec", "rule", "estimator"])
+def test_what_the_examples_keep_survives_a_checkpoint(part: str, belief: Belief) -> None:
+    """A run that goes on from a state in the middle ends with the same bits."""
+    own: dict[str, Any] = {"rule": RULES["wk2"]}
+    if part == "codec":
+        own["codec"] = names_in("codec")["InTurn"](4)
+    elif part == "rule":
+        own["rule"] = names_in("rule")["RULE"]
+    else:
+        own["estimator"] = names_in("estimator")["RunningMean"]()
+    spec = lasg.task("breast-cancer").spec("lasg-wk2", D=20)
+    problem = lasg.problem(spec)
+
+    def training() -> lasg.Training:
+        stages = Stages(belief=belief, **own)
+        return lasg.Training(problem, ClosedFormSGD(problem.start(), Constant(0.5)), stages, spec.laziness)
+
+    whole, second = training(), training()
+    for _ in range(30):
+        whole.step()
+    second.restore(whole.state())
+    for _ in range(30):
+        assert whole.step().uploaded.tolist() == second.step().uploaded.tolist()
+    assert whole.theta.tobytes() == second.theta.tobytes()
