@@ -132,7 +132,7 @@ class Speaker:
         self, who: IntArray | slice, decoded: Array, encoder: State | None = None, decoder: State | None = None
     ) -> None:
         """Take what was said for believed."""
-        if self.belief == "replace" and not encoder:
+        if self.belief == "replace" and not encoder and not decoder:
             return
         if self.belief == "difference":
             self.rows[who] = self.rows[who] + float64(decoded)
