@@ -46,7 +46,6 @@ def finished(work: Path, out: Path) -> None:
 def simulated(work: Path, out: Path) -> None:
     """Make runs that were killed, with a checkpoint after every round, and let 0.1 go on with them."""
     from lasg.engines.rounds import Rounds
-
     from lasg.experiments import runner
 
     runner.CHECKPOINT_SECONDS = -1.0
@@ -74,7 +73,6 @@ def run_on_rank(name: str, out: Path, stop: bool) -> None:
     """Run on this rank, to the end or to a Ctrl-C."""
     from lasg.engines.links import Links
     from lasg.engines.rounds import Rounds
-
     from lasg.experiments import ranks
 
     spec, _, how = old_runs.spec_on_ranks(name)
