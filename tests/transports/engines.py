@@ -117,3 +117,17 @@ def assert_same_run(one: Found, other: Found, where: str = "") -> None:
     np.testing.assert_array_equal(one.uploaded, other.uploaded, err_msg=where)
     np.testing.assert_allclose(one.theta, other.theta, rtol=0, atol=1e-10, err_msg=where)
     assert one.ledger == other.ledger, where
+
+
+def distributed_as_simulated(cases: Cases) -> list[Any]:
+    """Run cases on two ranks by every exchange; each must find what the simulation finds, and resume bit for bit."""
+    ranks = distributed(2, cases)
+    for name, stages in cases.items():
+        expected, _ = simulated(stages)
+        for exchange in EXCHANGES:
+            for found in ranks:
+                whole, halves = found[name, exchange]
+                assert_same_run(whole, expected, f"{name}, {exchange}")
+                assert_same_bits(whole, halves)
+                assert_same_bits(whole, ranks[0][name, exchange][0])
+    return ranks

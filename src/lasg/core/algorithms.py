@@ -119,6 +119,8 @@ def algorithm(
 
 DEFAULT = "always+qsgd8:512"
 """The algorithm of a training loop or a federation that names none: every gradient, in 8 bits."""
+BITS, BUCKET = 8, 512
+"""What the quantised ones of the twelve take there: in a spec the task says it."""
 
 
 def choose_stages(
@@ -138,7 +140,7 @@ def choose_stages(
     chosen = algorithm(name or DEFAULT)
     if one_gradient and (chosen.local or chosen.local_steps(1) > 1):
         raise LasgError(f"{name} has local steps, and here is one gradient per step: take an algorithm without them")
-    stages = chosen.stages(bits=8, bucket=512, H=local_steps)
+    stages = chosen.stages(bits=BITS, bucket=BUCKET, H=local_steps)
     changed: dict[str, Any] = {"rule": _rule_named(rule) if isinstance(rule, str) else rule}
     changed |= {"codec": parse(codec) if isinstance(codec, str) else codec}
     changed |= {"local_steps": None if local_steps == 1 else local_steps}

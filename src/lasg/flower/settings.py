@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lasg.core.algorithms import Stages, algorithm, composition_name
+from lasg.core.algorithms import BITS, BUCKET, Stages, algorithm, composition_name
 from lasg.core.rules import RULES
 from lasg.core.server import RHO, Laziness
 from lasg.core.settings import Settings as Shared
@@ -122,8 +122,8 @@ class Settings:
             partition=OWN,
             workers=len(self.names),
             iterations=self.rounds * chosen.local_steps(self.local_steps),
-            bits=8,
-            bucket=512,
+            bits=BITS,
+            bucket=BUCKET,
             H=self.local_steps,
             evaluate=self.evaluate_every,
             clip=self.clip or None,
