@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING, Any
 from lasg import _moved
 
 if TYPE_CHECKING:
-    from lasg.analysis.compare import summarise
-    from lasg.core.codecs import Codec
-    from lasg.core.estimators import Estimator
-    from lasg.core.rules import Rule
-    from lasg.core.training import Training
-    from lasg.errors import LasgError
-    from lasg.loops.lazy_optimizer import LazyOptimizer
-    from lasg.problems.module import ModuleProblem
-    from lasg.problems.regression import Regression
-    from lasg.report.plots import plot
-    from lasg.runs.factories import problem, training
-    from lasg.runs.spec import Spec
-    from lasg.runs.store import read, read_runs
-    from lasg.runs.tasks import task
-    from lasg.runs.train import train
-    from lasg.transports.links import join
+    from lasg.analysis.compare import summarise as summarise
+    from lasg.core.codecs import Codec as Codec
+    from lasg.core.estimators import Estimator as Estimator
+    from lasg.core.rules import Rule as Rule
+    from lasg.core.training import Training as Training
+    from lasg.errors import LasgError as LasgError
+    from lasg.loops.lazy_optimizer import LazyOptimizer as LazyOptimizer
+    from lasg.problems.module import ModuleProblem as ModuleProblem
+    from lasg.problems.regression import Regression as Regression
+    from lasg.report.plots import plot as plot
+    from lasg.runs.factories import problem as problem
+    from lasg.runs.factories import training as training
+    from lasg.runs.spec import Spec as Spec
+    from lasg.runs.store import read as read
+    from lasg.runs.store import read_runs as read_runs
+    from lasg.runs.tasks import task as task
+    from lasg.runs.train import train as train
+    from lasg.transports.links import join as join
 
 __version__ = "0.2.0"
 
@@ -53,27 +55,7 @@ _HOMES = {
     "training": "runs.factories",
 }
 
-__all__ = [
-    "Codec",
-    "Estimator",
-    "LasgError",
-    "LazyOptimizer",
-    "ModuleProblem",
-    "Regression",
-    "Rule",
-    "Spec",
-    "Training",
-    "__version__",
-    "join",
-    "plot",
-    "problem",
-    "read",
-    "read_runs",
-    "summarise",
-    "task",
-    "train",
-    "training",
-]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 (strings they are)
 
 _moved.install()
 

@@ -12,7 +12,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, resource_tracker
@@ -29,14 +30,6 @@ from lasg.runs.store import Run
 
 STOP_SECONDS = 0.1
 """How long a Ctrl-C may wait to be seen."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run failed in its process: wrong input, or the traceback of an accident."""
-
-    error: LasgError | None
-    traceback: str
 
 
 @dataclass
@@ -107,7 +100,8 @@ def _follow(
         for worker in workers:
             if worker.index is None and waiting:
                 worker.index, spec = waiting.popleft()
-                _send(worker, spec)
+                with _wrap_death(worker):
+                    worker.pipe.send(spec)
         busy = {worker.pipe: worker for worker in workers if worker.index is not None}
         for pipe in connection.wait(list(busy), STOP_SECONDS):
             worker = busy[pipe]  # type: ignore[index]
@@ -120,36 +114,32 @@ def _follow(
     return runs
 
 
-def _send(worker: Worker, spec: Spec) -> None:
-    try:
-        worker.pipe.send(spec)
-    except OSError:
-        raise _death(worker) from None
-
-
 def _receive(worker: Worker) -> Status | Run:
     """Return the next message of a process; raise what it failed with, or that it ended."""
-    try:
+    with _wrap_death(worker):
         message = worker.pipe.recv()
-    except (EOFError, OSError):
-        raise _death(worker) from None
-    if isinstance(message, Failure):
-        raise message.error or RuntimeError(f"a run failed in its process:\n{message.traceback}")
+    if isinstance(message, Exception):
+        raise message
     assert isinstance(message, Status | Run)
     return message
 
 
-def _death(worker: Worker) -> LasgError:
-    worker.process.join()
-    code = worker.process.exitcode
-    if code < 0:
-        return LasgError(
-            f"a process was killed (signal {-code}), perhaps for want of memory: take fewer --jobs; run again to go on"
-        )
-    return LasgError(
-        f"a process ended with exit code {code} before its run did: what it printed says why. In a script, call this "
-        'from under `if __name__ == "__main__":`'
-    )
+@contextmanager
+def _wrap_death(worker: Worker) -> Iterator[None]:
+    """Say what became of a process that is not there any more."""
+    try:
+        yield
+    except (EOFError, OSError):
+        worker.process.join()
+        code = worker.process.exitcode
+        if code < 0:
+            how = f"was killed (signal {-code}), perhaps for want of memory: take fewer --jobs; run again to go on"
+        else:
+            how = (
+                f"ended with exit code {code} before its run did: what it printed says why. In a script, call this "
+                'from under `if __name__ == "__main__":`'
+            )
+        raise LasgError(f"a process {how}") from None
 
 
 def _end(workers: Sequence[Worker]) -> None:
@@ -170,25 +160,19 @@ def _work(pipe: Connection, obtain_one: Callable[..., Run]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
-            pipe.send(_try(partial(obtain_one, pipe.recv(), report=partial(_pass_on, pipe))))
+            pipe.send(_try(partial(obtain_one, pipe.recv(), report=pipe.send)))
     except (EOFError, OSError):  # nobody listens any more
         os._exit(1)
 
 
-def _try(run: Callable[[], Run]) -> Run | Failure:
+def _try(run: Callable[[], Run]) -> Run | Exception:
+    """Return a run, or what is wrong: bad input as it is, an accident with its traceback, which no pipe carries."""
     try:
         return run()
     except LasgError as error:
-        return Failure(error, "")
+        return error
     except Exception:
-        return Failure(None, traceback.format_exc())
-
-
-def _pass_on(pipe: Connection, status: Status) -> None:
-    try:
-        pipe.send(status)
-    except OSError:
-        os._exit(1)
+        return RuntimeError(f"a run failed in its process:\n{traceback.format_exc()}")
 
 
 def _end_with_parent() -> None:
