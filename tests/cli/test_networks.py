@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lasg.analysis import paper, savings
+from lasg.cli import pretrained
 from lasg.cli.live import MOST_COMPLAINTS, Meter, complaints, describe
 from lasg.core.ledger import Ledger
 from lasg.data import weights
-from lasg.runs import pretrained
+from lasg.report import paper, savings
 from lasg.runs.spec import Spec
 from lasg.runs.status import Status
 from lasg.runs.store import Run

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from lasg.analysis import link_time, paper
+from lasg.analysis import link_time
 from lasg.analysis.compare import shared_target, summarise
 from lasg.analysis.link_model import PRESETS, LinkModel
 from lasg.analysis.series import series
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
-from lasg.report import axes, plots
+from lasg.report import axes, paper, plots
 from lasg.report.curves import mean_curve, staleness
 from lasg.report.paper_figures import LAZY, PAPER_TASKS, PLAIN, Choice, figures, listed
 from lasg.report.style import LINES, MARKERS, sort_series, style, styles

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lasg.cli import pretrained
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import Faulty, LasgError
 from lasg.problems.models import CNN, ResNet18, model, read_weights
 from lasg.problems.module import ModuleProblem
 from lasg.problems.regression import Regression
-from lasg.runs import factories, pretrained, runner, store
+from lasg.runs import factories, runner, store
 from lasg.runs.spec import Spec
 from lasg.runs.tasks import task
 from tests.runs.samples import Stopped, stop_after

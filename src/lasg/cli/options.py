@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.analysis.paper import CAP
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
+from lasg.report.paper import CAP
 from lasg.runs.spec import Spec, parse_pairs, parse_value, with_budget
 
 RUNS = Path("runs")

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from lasg.analysis import paper as papers
-from lasg.analysis import savings
 from lasg.cli import options
 from lasg.cli.options import RUNS
 from lasg.cli.running import execute
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
-from lasg.report import figure_data, paper_tables
+from lasg.report import figure_data, paper_tables, savings
+from lasg.report import paper as papers
 from lasg.report.formatting import seeds_of
 from lasg.runs.files import write_atomically
 from lasg.runs.spec import folder_name

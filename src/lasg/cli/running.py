@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from lasg.cli import catalog, live, theory_note
+from lasg.cli import catalog, live, pretrained, theory_note
 from lasg.cli.options import Ranks
 from lasg.cli.show import err
 from lasg.data import weights
@@ -17,7 +17,7 @@ from lasg.data.loaders import is_embedded, load
 from lasg.data.suspicions import suspicions
 from lasg.errors import Stopped
 from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
-from lasg.runs import pool, pretrained, runner
+from lasg.runs import pool, runner
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.store import Run

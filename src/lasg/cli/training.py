@@ -11,7 +11,7 @@ from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
 from lasg.analysis.link_model import LinkModel
 from lasg.analysis.tune import points, rank
-from lasg.cli import catalog, live, options, show, theory_note
+from lasg.cli import catalog, live, options, pretrained, show, theory_note
 from lasg.cli.options import RUNS
 from lasg.cli.running import both, execute, resumable, writing
 from lasg.cli.running import pretrain as train_weights
@@ -21,7 +21,7 @@ from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError
 from lasg.report import page, plots, verdict
 from lasg.report.formatting import plus_minus, seeds_of, short
-from lasg.runs import pretrained, runner
+from lasg.runs import runner
 from lasg.runs import spec as specs
 from lasg.runs.files import check_writable
 from lasg.runs.spec import Spec

@@ -1,1 +1,4 @@
-"""Pictures, pages and texts of stored runs. Public: `plots`, `page`; extension point: a `sinks.Sink` of your own."""
+"""Pictures, pages, tables and texts of stored runs.
+
+Public: `plots`, `page`; `paper` and `savings` reproduce the paper. Extension point: a `sinks.Sink` of your own.
+"""

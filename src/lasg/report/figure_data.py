@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lasg.analysis.paper import PAPER
 from lasg.core.algorithms import ALGORITHMS
+from lasg.report.paper import PAPER
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.runs.tasks import task

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lasg.analysis import link_time, paper
+from lasg.analysis import link_time
 from lasg.analysis.link_model import LinkModel
 from lasg.core.algorithms import ALGORITHMS
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError, did_you_mean
-from lasg.report import figure_data
+from lasg.report import figure_data, paper
 from lasg.runs.spec import Spec, folder_name, short_name
 from lasg.runs.tasks import SETTINGS, TASKS, task
 

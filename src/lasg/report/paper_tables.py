@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lasg.analysis.paper import NEURAL_BITS, NEURAL_TASKS, Cell, Result, Verdict
 from lasg.report.formatting import seeds_of
+from lasg.report.paper import NEURAL_BITS, NEURAL_TASKS, Cell, Result, Verdict
 
 COLUMNS = ("table", "setting", "task", "budget_kind", "budget", "algorithm", "loss")
 

@@ -88,7 +88,7 @@ class Result:
 
 def printed() -> list[Cell]:
     """Return every cell of the paper's Tables 1-4."""
-    text = (importlib.resources.files("lasg.analysis") / "paper_tables.csv").read_text(encoding="utf-8")
+    text = (importlib.resources.files("lasg.report") / "paper_tables.csv").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
     for row in rows:
         row |= {"table": int(row["table"]), "budget": int(row["budget"])}

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lasg.analysis import paper
 from lasg.analysis.compare import Spread
-from lasg.analysis.paper import Cell, Result, judge
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
-from lasg.report import figure_data, paper_tables
+from lasg.report import figure_data, paper, paper_tables
+from lasg.report.paper import Cell, Result, judge
 from lasg.report.paper_tables import COLUMNS, to_row
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lasg.analysis.compare import Spread, row_at
-from lasg.analysis.paper import neural_spec
+from lasg.report.paper import neural_spec
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.runs.tasks import task
