@@ -63,6 +63,13 @@ class Dataset:
     shape: tuple[int, ...] = ()
     """Of one sample: (channels, height, width) of images, else (features,)."""
 
+    @property
+    def test(self) -> tuple[FloatArray, IntArray] | None:
+        """The test set."""
+        return (
+            None if self.test_features is None or self.test_labels is None else (self.test_features, self.test_labels)
+        )
+
 
 def load(
     name: str,

@@ -85,27 +85,17 @@ def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) 
     loaded = dataset(of.data, data_dir, of.reading)
     options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
     shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
+    common = {"batch": of.batch, "seed": of.seed, "lam": of.lam, "dtype": of.dtype}
     if of.model is not None:
-        return _network(of, loaded, shards, data_dir)
+        return _network(of, loaded, shards, data_dir, common)
     if loaded.features.dtype == np.uint8:
         raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18, cnn or mlp")
-    test = None
-    if loaded.test_features is not None and loaded.test_labels is not None:
-        test = (loaded.test_features, loaded.test_labels)
-    return Regression(
-        loaded.features,
-        loaded.labels,
-        shards,
-        classes=loaded.classes,
-        batch=of.batch,
-        seed=of.seed,
-        lam=of.lam,
-        dtype=of.dtype,
-        test=test,
-    )
+    return Regression(loaded.features, loaded.labels, shards, classes=loaded.classes, test=loaded.test, **common)
 
 
-def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None) -> ModuleProblem:
+def _network(
+    of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None, common: dict[str, Any]
+) -> ModuleProblem:
     from torch.nn.functional import cross_entropy
 
     from lasg.problems import models
@@ -119,29 +109,21 @@ def _network(of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_d
             models.load_weights(module, models.read_weights(path), models.MODELS[of.model].head)
         except LasgError as error:
             raise LasgError(f"{path}: {error}") from None
-    bytes_, colour = loaded.features.dtype == np.uint8, loaded.shape[0] == 3
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if bytes_ and colour else ((), ())
     if of.augment and len(loaded.shape) != 3:
         raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
-    transform = ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour)
-    shape = loaded.shape
-    test = None
-    if loaded.test_features is not None and loaded.test_labels is not None:
-        test = (loaded.test_features.reshape(-1, *shape), loaded.test_labels)
+    colour = loaded.shape[0] == 3
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if colour and loaded.features.dtype == np.uint8 else ((), ())
     return ModuleProblem(
         module,
         cross_entropy,
-        (loaded.features.reshape(-1, *shape), loaded.labels),
+        (loaded.features.reshape(-1, *loaded.shape), loaded.labels),
         shards,
-        batch=of.batch,
-        seed=of.seed,
-        lam=of.lam,
-        test=test,
-        transform=transform,
+        test=None if loaded.test is None else (loaded.test[0].reshape(-1, *loaded.shape), loaded.test[1]),
+        transform=ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour),
         batch_norm=of.batch_norm or "local",
         device=of.device or "cpu",
-        dtype=of.dtype,
         autocast=of.autocast,
+        **common,
     )
 
 
@@ -172,25 +154,21 @@ def schedule(spec: Spec) -> Constant | Decreasing:
 
 
 def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
-    import torch
+    from torch import optim
 
-    name = "SGD" if spec.optimizer == "sgd" else spec.optimizer
-    make = _class_of(torch.optim, name, torch.optim.Optimizer, "optimizer")
-    scheduler = None
     if spec.schedule == "decreasing":
         raise LasgError("schedule 'decreasing' goes with optimizer 'sgd'; torch's optimizers take a torch LR scheduler")
-    if name in UNFIT or spec.schedule in UNFIT:
-        unfit = name if name in UNFIT else spec.schedule
-        raise LasgError(f"{unfit} cannot serve here: {UNFIT[unfit]}. Take another of torch's")
+    name = "SGD" if spec.optimizer == "sgd" else spec.optimizer
+    make = _class_of(optim, name, optim.Optimizer, "optimizer")
+    plan = None
     if spec.schedule != "constant":
-        base = torch.optim.lr_scheduler.LRScheduler
-        scheduler = _class_of(torch.optim.lr_scheduler, spec.schedule, base, "schedule")
+        plan = _class_of(optim.lr_scheduler, spec.schedule, optim.lr_scheduler.LRScheduler, "schedule")
 
     def made() -> TorchOptimizer:
         return TorchOptimizer(
             theta,
             lambda parameters: make(parameters, lr=spec.eta, **_plain(spec.optimizer_options)),
-            (lambda of: scheduler(of, **_plain(spec.schedule_options))) if scheduler else None,
+            (lambda of: plan(of, **_plain(spec.schedule_options))) if plan else None,
         )
 
     # torch checks some options when they are first used only: one step on a copy, before anything is written.
@@ -198,9 +176,8 @@ def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
         made().step(0, np.zeros(theta.shape))
         return made()
     except Exception as error:
-        raise LasgError(
-            f"{name} or {spec.schedule} refused its options: {str(error) or type(error).__name__}"
-        ) from None
+        reason = str(error) or type(error).__name__
+        raise LasgError(f"{name} or {spec.schedule} refused its options: {reason}") from None
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,13 +186,12 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _class_of(module: Any, name: str, base: type, what: str) -> Any:
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        known = sorted(
-            n for n in dir(module) if isinstance(getattr(module, n), type) and issubclass(getattr(module, n), base)
-        )
-        raise LasgError(f"unknown {what} {name!r}. {module.__name__} has {', '.join(known)}")
-    return found
+    known = {key: kind for key, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, base)}
+    if name not in known:
+        raise LasgError(f"unknown {what} {name!r}. {module.__name__} has {', '.join(sorted(known))}")
+    if name in UNFIT:
+        raise LasgError(f"{name} cannot serve here: {UNFIT[name]}. Take another of torch's")
+    return known[name]
 
 
 def training(
@@ -231,10 +207,10 @@ def training(
     Another rule or codec, or one of your own, replaces the spec's.
     """
     of = problem(spec) if of is None else of
+    stages = spec.stages
     for what, given in (("rule", rule), ("codec", codec)):
         if given is None and what in spec.own_parts:
             raise LasgError(f"the {what} of this run {ONLY_IN_PROGRAM}")
-    stages = spec.stages
     if rule is not None:
         stages = replace(stages, rule=find_rule(rule))
     if codec is not None:
