@@ -129,29 +129,27 @@ def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algor
     """Return the algorithm of a spec. What is not lasg's own can be shown, counted and timed, but not run."""
     rules, codecs = RULES, {}
     if own_rule is not None:
-        kept = {"where": own_rule["where"], "probe": own_rule.get("probe"), "remembers": tuple(own_rule["remembers"])}
         left, estimate = (_left if own_rule[key] else None for key in ("lazy", "estimates"))
-        rules = {own_rule["name"]: Rule(name=own_rule["name"], left=left, estimate=estimate, **kept)}
+        kept: dict[str, Any] = {"probe": own_rule.get("probe"), "remembers": tuple(own_rule["remembers"])}
+        rule = Rule(name=own_rule["name"], where=own_rule["where"], left=left, estimate=estimate, **kept)
+        rules = {rule.name: rule}
     if own_codec is not None:
         codecs = {own_codec["name"]: as_codec(AbsentCodec(own_codec["name"], own_codec["fingerprint"]))}
     return algorithm(name, rules=rules, codecs=codecs)
 
 
-_RULE_KEYS = {
-    "name": str, "lazy": bool, "where": str, "probe": str, "remembers": list, "estimates": bool, "fingerprint": str
-}  # fmt: skip
-_CODEC_KEYS = {"name": str, "settings": dict, "fingerprint": str}
-_OPTIONAL = {"probe", "settings"}
+_RULE = {"lazy": bool, "where": str, "probe": str | None, "remembers": list, "estimates": bool}
+_BOTH = {"name": str, "fingerprint": str}
+_KINDS: dict[str, dict[str, Any]] = {"own_rule": _RULE | _BOTH, "own_codec": _BOTH | {"settings": dict | None}}
+"""What `compose` writes; None: it may be absent."""
 
 
 def check(name: str, own_rule: Table | None, own_codec: Table | None) -> None:
     """Refuse tables that `compose` does not write, and an algorithm that does not name what they describe."""
-    for key, table, kinds in (("own_rule", own_rule, _RULE_KEYS), ("own_codec", own_codec, _CODEC_KEYS)):
+    for (key, kinds), table in zip(_KINDS.items(), (own_rule, own_codec), strict=True):
         if table is None:
             continue
-        wrong = [part for part in table if part not in kinds]
-        wrong += [part for part in kinds if part not in {*table, *_OPTIONAL}]
-        wrong += [part for part, kind in kinds.items() if part in table and not isinstance(table[part], kind)]
+        wrong = [part for part in {**table, **kinds} if not isinstance(table.get(part), kinds.get(part, ()))]
         if wrong:
             raise LasgError(
                 f"{key}: {wrong[0]!r} is unknown, missing or of the wrong type: lasg.train writes this table"

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 import lasg
 from lasg.core.arrays import host
@@ -28,7 +30,7 @@ from lasg.packing import flatten, unflatten
 from lasg.runs import spec as specs
 from lasg.runs.files import LOCK, replace_atomically, sweep, wrap_write_errors, write_atomically
 from lasg.runs.spec import Spec
-from lasg.runs.trace import EVALUATED, Arrays, check, unpack_uploads
+from lasg.runs.trace import EVALUATED, Arrays, check
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +46,8 @@ PREVIOUS = "checkpoint-previous.safetensors"
 """The checkpoint before the last, where a run keeps it."""
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
+WRITTEN = (META, TRACE, CHECKPOINT, PREVIOUS, MODEL)
+"""What a run writes besides its spec."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +99,7 @@ class Run:
     @property
     def uploads(self) -> npt.NDArray[np.bool_]:
         """Who uploaded: `(rounds, workers)`."""
-        return unpack_uploads(self.trace["uploaded"], self.spec.workers)
+        return np.unpackbits(self.trace["uploaded"], axis=1, count=self.spec.workers).astype(np.bool_)
 
     @property
     def status(self) -> str:
@@ -186,7 +190,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
         "versions": versions(),
     }
     with wrap_write_errors(folder):
-        for leftover in (META, TRACE, CHECKPOINT, PREVIOUS, MODEL):
+        for leftover in WRITTEN:
             (folder / leftover).unlink(missing_ok=True)
     write_atomically(folder / SPEC, spec.to_toml().encode())
     write_meta(folder, meta)
@@ -195,7 +199,7 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
 
 def discard(folder: Path) -> None:
     """Remove a run that was begun and cannot be finished."""
-    for name in (SPEC, META, TRACE, CHECKPOINT, PREVIOUS, MODEL):
+    for name in (SPEC, *WRITTEN):
         (folder / name).unlink(missing_ok=True)
     sweep(folder)
     with contextlib.suppress(OSError):  # something else lies there, or the lock that is about to go
@@ -241,7 +245,7 @@ def write_checkpoint(folder: Path, state: dict[str, Any], *, keep_previous: bool
     tree = flatten(state, "", arrays)
     path = folder / CHECKPOINT
     with replace_atomically(path) as part:
-        _save(part, arrays, {"tree": json.dumps(tree)})
+        save_file(arrays, part, {"tree": json.dumps(tree)})
         if keep_previous and path.exists():
             path.replace(folder / PREVIOUS)
 
@@ -249,19 +253,11 @@ def write_checkpoint(folder: Path, state: dict[str, Any], *, keep_previous: bool
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:
     """Write a trained model by name."""
     with replace_atomically(folder / MODEL) as part:
-        _save(part, {name: np.asarray(host(value), order="C") for name, value in model.items()}, {})
-
-
-def _save(path: Path, arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> None:
-    from safetensors.numpy import save_file
-
-    save_file(arrays, path, metadata)
+        save_file({name: np.asarray(host(value), order="C") for name, value in model.items()}, part, {})
 
 
 def read_progress(folder: Path) -> Arrays:
     """Read, from the checkpoint of a run under way, the evaluations so far, and nothing else: a model may be large."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(folder / CHECKPOINT, framework="np") as file:
             # A number stands before the path of every array.
@@ -275,8 +271,6 @@ def read_progress(folder: Path) -> Arrays:
 
 def read_checkpoint(folder: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
     """Read nested state; None if the run was stopped before its first checkpoint."""
-    from safetensors import SafetensorError, safe_open
-
     path = folder / name
     if not path.is_file():
         return None
