@@ -23,6 +23,7 @@ from lasg.core.workers import Workers
 from lasg.problems.regression import Regression
 from lasg.runs import factories
 from lasg.runs.tasks import task
+from lasg.theory.curvature import smoothness_from_below
 
 NAMES = {"always": "sgd", "lag": "lag-wk", **{rule: f"lasg-{rule}" for rule in ("wk1", "wk2", "ps", "pse")}}
 
@@ -90,7 +91,7 @@ def main() -> None:
     problem = factories.problem(task(given.task).spec("sgd"), given.data_dir)
     if isinstance(problem, Regression):
         began = time.perf_counter()
-        found = problem.smoothness_from_below
+        found = smoothness_from_below(problem)
         print(f"The L that runs are judged by, {found:.4g}, took {time.perf_counter() - began:.2f} s")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lasg.analysis.compare import Spread, row_at, spent_at, summarise
-from lasg.analysis.tune import points, rank
 from lasg.cli.options import parse_grid
+from lasg.cli.tune import points, rank
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
 from lasg.report import formatting

@@ -18,6 +18,7 @@ from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.theory.advice import beyond, number
 from lasg.theory.applicability import Applicability, Settings, judge
+from lasg.theory.curvature import smoothness_from_below
 
 NEAR = 0.9
 """So near to a theorem's edge the quick L does not do: it has three digits."""
@@ -28,7 +29,7 @@ def assess(spec: Spec, problem: Any) -> dict[str, Any] | None:
     if not isinstance(problem, Regression):
         return None
     try:
-        applicability = judge_spec(spec, problem.smoothness_from_below)
+        applicability = judge_spec(spec, smoothness_from_below(problem))
         if applicability.theorem is not None and NEAR < max(applicability.excess) < 1 / NEAR:
             applicability = judge_spec(spec, problem.whole_smoothness)
         return applicability.row()

@@ -10,12 +10,12 @@ import typer
 from lasg.analysis import link_time
 from lasg.analysis.compare import Summary, shared_target, summarise
 from lasg.analysis.link_model import LinkModel
-from lasg.analysis.tune import points, rank
 from lasg.cli import catalog, live, options, pretrained, show, theory_note
 from lasg.cli.options import RUNS
 from lasg.cli.running import both, execute, resumable, writing
 from lasg.cli.running import pretrain as train_weights
 from lasg.cli.show import err, new_table, out, print_json
+from lasg.cli.tune import points, rank
 from lasg.core.algorithms import ALGORITHMS
 from lasg.data.sources import TABLE_PREFIXES, is_own
 from lasg.errors import LasgError

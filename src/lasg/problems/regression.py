@@ -17,7 +17,6 @@ import numpy.typing as npt
 from lasg.core.arrays import FloatArray, IntArray
 from lasg.data.batches import Batches, batch_sizes, shard_sizes
 from lasg.errors import LasgError
-from lasg.problems.curvature import power_iteration
 from lasg.problems.tiles import Tiles, best_length
 
 # Rows of the full data set that are multiplied at once when the loss is computed.
@@ -213,13 +212,6 @@ class Regression:
     def whole_smoothness(self) -> float:
         """L of the whole loss, factor * lambda_max(X'X) / N + lam: exact for two classes, else a bound."""
         return self.steepest * _largest(self.features) / self.samples + self.lam
-
-    @functools.cached_property
-    def smoothness_from_below(self) -> float:
-        """The same to three digits and never above it, by power iteration: a few passes over the data."""
-        x = self.features
-        start = np.asarray(np.random.default_rng(0).standard_normal(x.shape[1]), self.dtype)
-        return self.steepest * power_iteration(lambda v: (x @ v) @ x, start) / self.samples + self.lam
 
     def shards(self) -> list[slice]:
         """Return where each worker's samples lie."""

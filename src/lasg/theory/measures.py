@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg.core.arrays import cast, float64, norms
-from lasg.problems.curvature import power_iteration
 from lasg.problems.regression import Regression
 from lasg.theory.bounds import Known
+from lasg.theory.curvature import power_iteration
 
 if TYPE_CHECKING:
     from lasg.problems.module import ModuleProblem  # imports torch, which regressions do without
