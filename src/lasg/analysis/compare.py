@@ -96,18 +96,15 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values; numbers that do not exist are null."""
-        values: dict[str, Any] = {
-            name: getattr(self, name) for name in ("label", "algorithm", "seeds", "reached", "diverged")
-        }
+        names = ("label", "algorithm", "seeds", "reached", "diverged")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name in (*SPENT, *(("seconds", "megabytes") if self.timed else ())):
             spread = self.counts.get(name)
             values[name], values[f"{name}_spread"] = (spread.mean, spread.std) if spread else (None, None)
         values |= {"loss": _number(self.loss.mean), "loss_spread": _number(self.loss.std)}
         values["accuracy"] = self.accuracy.mean if self.accuracy else None
-        values |= {"fewer_uploads": self.fewer_uploads, "fewer_bits": self.fewer_bits}
-        if self.timed:
-            values["faster"] = self.faster
-        values["savings_loss"] = self.savings_loss
+        for name in ("fewer_uploads", "fewer_bits", *(("faster",) if self.timed else ()), "savings_loss"):
+            values[name] = getattr(self, name)
         for name in ("uploads", "bits_up", *(("seconds",) if self.timed else ())):
             spread = self.to_savings_loss.get(name)
             values[f"{name}_to_savings_loss"] = spread.mean if spread else None
@@ -128,13 +125,31 @@ def summarise(runs: Iterable[Run], target: float | None = None, network: LinkMod
     good = any(not group.diverged for group in groups)
     loss = target if target is not None or not good else shared_target([run for group in groups for run in group.runs])
     to_loss = [_counts(group, loss, network) for group in groups]
-    baseline = next(
-        (spent for group, spent in zip(groups, to_loss, strict=True) if group.algorithm == BASELINE and spent), {}
-    )
-    return [
-        _summary(group, target, network, loss, reached, baseline)
-        for group, reached in zip(groups, to_loss, strict=True)
-    ]
+    spent_by = zip(groups, to_loss, strict=True)
+    baseline = next((spent for group, spent in spent_by if group.algorithm == BASELINE and spent), {})
+    found = []
+    for group, reached in zip(groups, to_loss, strict=True):
+        accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
+        losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
+        summary = Summary(
+            label=group.label,
+            spec=group.runs[0].spec,
+            algorithm=group.algorithm,
+            seeds=len(group.runs),
+            reached=sum(row_at(run, target) is not None for run in group.runs),
+            diverged=group.diverged,
+            counts=reached if target is not None else _counts(group, None, network),
+            loss=Spread.from_values(losses),
+            accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.from_values(accuracies),
+            fewer_uploads=_ratio("uploads", reached, baseline),
+            fewer_bits=_ratio("bits_up", reached, baseline),
+            faster=_ratio("seconds", reached, baseline),
+            timed=network is not None,
+            savings_loss=loss,
+            to_savings_loss=reached,
+        )
+        found.append(summary)
+    return found
 
 
 def _ratio(key: str, reached: Mapping[str, Spread], baseline: Mapping[str, Spread]) -> float | None:
@@ -219,33 +234,3 @@ def spent(run: Run, network: LinkModel | None) -> dict[str, Any]:
     if network is None:
         return columns
     return columns | {"seconds": link_time.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}
-
-
-def _summary(
-    group: Series,
-    target: float | None,
-    network: LinkModel | None,
-    loss: float | None,
-    reached: Mapping[str, Spread],
-    baseline: Mapping[str, Spread],
-) -> Summary:
-    """Return a series' summary: `reached` is what it spent to `loss`, and `baseline` what sgd did."""
-    accuracies = [float(run.trace["accuracy"][-1]) for run in group.runs]
-    losses = [math.nan if run.status == "diverged" else float(run.trace["loss"][-1]) for run in group.runs]
-    return Summary(
-        label=group.label,
-        spec=group.runs[0].spec,
-        algorithm=group.algorithm,
-        seeds=len(group.runs),
-        reached=sum(row_at(run, target) is not None for run in group.runs),
-        diverged=group.diverged,
-        counts=reached if target is not None else _counts(group, None, network),
-        loss=Spread.from_values(losses),
-        accuracy=None if group.diverged or any(map(math.isnan, accuracies)) else Spread.from_values(accuracies),
-        fewer_uploads=_ratio("uploads", reached, baseline),
-        fewer_bits=_ratio("bits_up", reached, baseline),
-        faster=_ratio("seconds", reached, baseline),
-        timed=network is not None,
-        savings_loss=loss,
-        to_savings_loss=reached,
-    )
