@@ -37,13 +37,12 @@ class Buffers:
         self.module = module
         # By owner and name: a module may put a new tensor in a buffer's place.
         owned = [
-            (prefix, part, name)
+            (part, name)
             for prefix, part in module.named_modules()
-            for name, value in part._buffers.items()
-            if value is not None
+            for name, _ in part.named_buffers(prefix, recurse=False, remove_duplicate=False)
         ]
-        self.names = [f"{prefix}.{name}" if prefix else name for prefix, _, name in owned]
-        self.places = [(part, name) for _, part, name in owned]
+        self.names: list[str] = [name for _, name in owned]
+        self.places = [(part, name.rpartition(".")[2]) for part, name in owned]
         self.start = [value.clone() for value in self.read()]
         self.own = [value.expand(workers, *value.shape).clone() for value in self.start]
         # An attention mask may hold -inf from the start, and may go on to.
@@ -94,10 +93,9 @@ class Buffers:
         if not len(who):
             self._put([start.clone() for start in self.start])
             return
+        rows = self.own
         if len(who) < len(weights):
-            rows, weights = [own[torch.as_tensor(who, device=own.device)] for own in self.own], weights[who]
-        else:
-            rows = self.own
+            rows, weights = [own[torch.as_tensor(who, device=own.device)] for own in rows], weights[who]
         self._put([_pooled(own, weights) for own in rows])
         index = {(id(part), name): own for (part, name), own in zip(self.places, rows, strict=True)}
         for part in {part for part, _ in self.places}:
@@ -111,11 +109,10 @@ class Buffers:
     def layout(self) -> str:
         """What both ends must agree on: the buffers' names, dtypes and shapes, as a checksum."""
         kinds = [
-            (name, str(value.dtype), tuple(value.shape)) for name, value in zip(self.names, self.start, strict=True)
+            (name, str(start.dtype), tuple(start.shape)) for name, start in zip(self.names, self.start, strict=True)
         ]
-        return (
-            f"{len(kinds)} of {sum(start.nbytes for start in self.start)} bytes, {zlib.crc32(repr(kinds).encode()):08x}"
-        )
+        size = sum(start.nbytes for start in self.start)
+        return f"{len(kinds)} of {size} bytes, {zlib.crc32(repr(kinds).encode()):08x}"
 
     def pack(self, m: int) -> tuple[list[int], ByteArray]:
         """Return worker m's buffers that are not as they were at the start: their numbers, and their bytes."""

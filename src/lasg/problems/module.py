@@ -70,8 +70,9 @@ class ModuleProblem:
         """
         if lam < 0:
             raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
-        if batch_norm not in {"local", "frozen"}:
-            raise LasgError(f"batch_norm must be 'local' or 'frozen', got {batch_norm!r}")
+        _check_choice("batch_norm", batch_norm, "local", "frozen")
+        _check_choice("how", how, "auto", "loop", "vmap")
+        _check_choice("autocast", autocast, None, "bfloat16", "float16")
         if autocast is not None and dtype == "float64":
             raise LasgError("autocast is for float32: a float64 run computes everything in float64")
         if any(is_lazy(value) for value in module.parameters()):
@@ -89,7 +90,7 @@ class ModuleProblem:
         self.share, self.batch = batch, batch_sizes(self.sizes, batch)
         self.ids: IntArray = np.arange(self.workers) if ids is None else np.asarray(ids)
         self.batches = Batches(self.sizes, self.batch, ids=self.ids, seed=seed)
-        self.autocast = None if autocast is None else _autocast(autocast)
+        self.autocast: torch.dtype | None = None if autocast is None else getattr(torch, autocast)
         self._scale = HALF_SCALE if autocast == "float16" else 1.0
         self.batch_norm = batch_norm
         self._start = self.flat.gather()
@@ -261,8 +262,6 @@ class ModuleProblem:
             torch.get_device_module(self.device).manual_seed(key)
 
     def _choose_how(self, how: How) -> How:
-        if how not in {"auto", "loop", "vmap"}:
-            raise LasgError(f"how must be 'auto', 'loop' or 'vmap', got {how!r}")
         if how == "vmap" and self.buffers is not None:
             raise LasgError("vmap cannot keep the workers' BatchNorm statistics apart: take how='loop'")
         if how != "auto":
@@ -366,6 +365,12 @@ class ModuleProblem:
             return named_tensors(module)
 
 
+def _check_choice(name: str, value: str | None, *known: str | None) -> None:
+    if value not in known:
+        *most, last = [repr(choice) for choice in known if choice is not None]
+        raise LasgError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+
+
 def _check_scalar(value: Tensor) -> Tensor:
     """Return a loss; refuse one that is not a number."""
     if value.ndim:
@@ -386,9 +391,3 @@ def _device(name: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise LasgError(f"device {str(name)!r} cannot be used here: {first_line(error)}") from None
     return device
-
-
-def _autocast(name: str) -> torch.dtype:
-    if name not in {"bfloat16", "float16"}:
-        raise LasgError(f"autocast must be 'bfloat16' or 'float16', got {name!r}")
-    return torch.bfloat16 if name == "bfloat16" else torch.float16

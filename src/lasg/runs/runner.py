@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -39,6 +39,14 @@ ALMOST = 0.999
 """The share of a run that has not ended yet, at most."""
 
 
+class Own(TypedDict, total=False):
+    """What of a run only the caller's program has: it replaces what the spec describes."""
+
+    problem: factories.Problem | None
+    rule: Rule | None
+    codec: CodecLike | None
+
+
 @dataclass
 class Job:
     """A run under way: the training, its trace, and when the next evaluation is."""
@@ -56,17 +64,11 @@ class Job:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def from_spec(
-        cls,
-        spec: Spec,
-        data_dir: Path | None,
-        problem: factories.Problem | None = None,
-        rule: Rule | None = None,
-        codec: CodecLike | None = None,
-    ) -> Job:
-        """Prepare the run of a spec; what is the caller's own replaces what it describes."""
+    def from_spec(cls, spec: Spec, data_dir: Path | None, **own: Unpack[Own]) -> Job:
+        """Prepare the run of a spec."""
+        problem = own.get("problem")
         problem = factories.problem(spec, data_dir) if problem is None else problem
-        training = factories.training(spec, problem, rule=rule, codec=codec)
+        training = factories.training(spec, problem, rule=own.get("rule"), codec=own.get("codec"))
         return cls(spec, training, Trace(spec.workers, spec.watched))
 
     @property
@@ -240,16 +242,14 @@ def run(
     *,
     data_dir: Path | str | None = None,
     report: Report | None = None,
-    problem: factories.Problem | None = None,
-    rule: Rule | None = None,
-    codec: CodecLike | None = None,
+    **own: Unpack[Own],
 ) -> Run:
     """Run a spec from the start and store it in `folder`; with the caller's own problem, rule or codec, if there is."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
     with deterministic_threads(spec):
-        job = Job.from_spec(spec, data_dir, problem, rule, codec)
+        job = Job.from_spec(spec, data_dir, **own)
         with lock(folder):
-            meta = store.begin(folder, spec, factories.identity(spec, data_dir, problem))
+            meta = store.begin(folder, spec, factories.identity(spec, data_dir, own.get("problem")))
             try:
                 return _finish(job, folder, meta, report)
             except LasgError:
@@ -260,13 +260,7 @@ def run(
 
 
 def resume(
-    folder: Path | str,
-    *,
-    data_dir: Path | str | None = None,
-    report: Report | None = None,
-    problem: factories.Problem | None = None,
-    rule: Rule | None = None,
-    codec: CodecLike | None = None,
+    folder: Path | str, *, data_dir: Path | str | None = None, report: Report | None = None, **own: Unpack[Own]
 ) -> Run:
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
@@ -281,8 +275,8 @@ def resume(
             report(Status.from_run(whole))
         return whole
     with deterministic_threads(stored.spec):
-        job = Job.from_spec(stored.spec, data_dir, problem, rule, codec)
-        found = factories.identity(stored.spec, data_dir, problem)
+        job = Job.from_spec(stored.spec, data_dir, **own)
+        found = factories.identity(stored.spec, data_dir, own.get("problem"))
         if found != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with lock(folder):
@@ -327,8 +321,7 @@ def conclude(
     """Store a job that came to its end."""
     store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
-    state = {**job.record(), "ended": ended, "message": job.message}
-    state["given_up"] = job.training.given_up
+    state = {**job.record(), "ended": ended, "message": job.message, "given_up": job.training.given_up}
     store.write_checkpoint(folder, state)
     stored = finalize(folder, job.spec, meta, state)
     if report is not None:
