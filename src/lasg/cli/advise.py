@@ -16,7 +16,7 @@ from lasg.core.algorithms import algorithm as named
 from lasg.core.codecs import QSGD
 from lasg.errors import LasgError
 from lasg.runs import factories
-from lasg.runs.files import check_writable, write_atomically
+from lasg.runs.files import write_atomically
 from lasg.runs.runner import deterministic_threads
 from lasg.runs.spec import Spec
 from lasg.runs.tasks import task as task_named
@@ -66,7 +66,7 @@ def advise(
     why = theory_note.unfit(spec)
     if why:
         raise LasgError(f"there is no advice for this: {why}")
-    check_writable(out_file)
+    options.check_writable(out_file)
     fetch([spec], data_dir)
     with deterministic_threads(spec):
         problem = factories.problem(spec, data_dir)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
 from lasg.report.paper import CAP
+from lasg.runs.files import wrap_write_errors
 from lasg.runs.spec import Spec, parse_pairs, parse_value, with_budget
 
 RUNS = Path("runs")
@@ -171,3 +174,15 @@ def on_ranks(engine: str, exchange: str, relay: int, timeout: float) -> Ranks | 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise LasgError("torchrun started several ranks, and each would simulate the same: add --engine distributed")
     return None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before the work is done, a path at which nothing can be written after it."""
+    with wrap_write_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass

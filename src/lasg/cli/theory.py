@@ -14,7 +14,7 @@ from lasg.cli.show import new_table, out, print_json, titled
 from lasg.report import plots, theory_plots
 from lasg.report.formatting import counted
 from lasg.report.paper_tables import to_csv
-from lasg.runs.files import check_writable, write_atomically
+from lasg.runs.files import write_atomically
 from lasg.theory import check as measured
 from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
 from lasg.theory.estimates import Claim
@@ -46,7 +46,7 @@ def check(
     plan = plan if seeds is None else replace(plan, seeds=seeds)
     if results is not None:
         plots.check(results / "figure.png")
-        check_writable(results / "claims.csv")
+        options.check_writable(results / "claims.csv")
     found = measured.judge(plan, _run(plan))
     if results is not None:
         _write(results, found)

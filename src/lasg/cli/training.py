@@ -23,7 +23,6 @@ from lasg.report import page, plots, verdict
 from lasg.report.formatting import plus_minus, seeds_of, short
 from lasg.runs import runner
 from lasg.runs import spec as specs
-from lasg.runs.files import check_writable
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 from lasg.runs.tasks import TASKS
@@ -202,7 +201,7 @@ def compare(
         plots.check(plot)
     for path in (plot, report):
         if path:
-            check_writable(path)
+            options.check_writable(path)
     files = {"csv": csv, "tensorboard": tensorboard}
     runs = execute(specs, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     goal = f"to reach loss {target:g}" if target else f"until {', '.join(until) or f'iterations={specs[0].iterations}'}"

@@ -50,12 +50,19 @@ class Tiles:
         place = (np.arange(len(owner)) - first[owner])[:, None] * length + np.arange(length)
         inside = place < batch[owner][:, None]
         scale = np.where(inside, (weights / batch)[owner][:, None], 0.0).astype(dtype)
-        whole = bool(inside.all())
         start = (np.cumsum(batch) - batch)[owner][:, None]
-        source = None if whole else (start + np.minimum(place, batch[owner][:, None] - 1)).ravel()
-        if len(owner) == len(batch):
+        source = None if inside.all() else (start + np.minimum(place, batch[owner][:, None] - 1)).ravel()
+        return cls._summed(scale, source, owner, len(batch))
+
+    @classmethod
+    def _summed(cls, scale: FloatArray, source: IntArray | None, owner: IntArray | None, workers: int) -> Tiles:
+        """Add how the tiles of each worker are summed, where one has several."""
+        if owner is None or len(owner) == workers:
             return cls(scale, source, None, None, None)
-        return cls(scale, source, owner, first, _summing(len(batch), owner, dtype))
+        everybody = np.arange(workers)
+        small = workers * len(owner) <= SMALL
+        summing = (everybody[:, None] == owner).astype(scale.dtype) if small else None
+        return cls(scale, source, owner, owner.searchsorted(everybody), summing)
 
     def only(self, rows: IntArray) -> Tiles:
         """Return the tiles of the workers at `rows`, which ascend; `source` still refers to the whole flat layout."""
@@ -67,10 +74,7 @@ class Tiles:
         count, length = self.scale.shape
         places = np.arange(count * length) if self.source is None else self.source
         source = places.reshape(count, length)[tile].ravel()
-        if owner is None or len(owner) == len(rows):
-            return Tiles(self.scale[tile], source, None, None, None)
-        first = owner.searchsorted(np.arange(len(rows)))
-        return Tiles(self.scale[tile], source, owner, first, _summing(len(rows), owner, self.scale.dtype))
+        return self._summed(self.scale[tile], source, owner, len(rows))
 
     def spread(self, point: FloatArray) -> FloatArray:
         """Return a point per tile, from a point per worker; one point for all stays as it is."""
@@ -85,10 +89,3 @@ class Tiles:
         if self.summing is not None:
             return self.summing @ partial
         return np.add.reduceat(partial, self.first, axis=-2)
-
-
-def _summing(workers: int, owner: IntArray, dtype: npt.DTypeLike) -> FloatArray | None:
-    if workers * len(owner) > SMALL:
-        return None
-    ones: FloatArray = (np.arange(workers)[:, None] == owner).astype(dtype)
-    return ones

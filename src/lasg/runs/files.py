@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -78,18 +77,6 @@ def sweep(folder: Path) -> None:
     for pattern in (f".*{PART}", ".tmp*"):  # the second is safetensors' own
         for part in folder.glob(pattern):
             part.unlink(missing_ok=True)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse, before the work is done, a path at which nothing can be written after it."""
-    with wrap_write_errors(path):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if path.exists() and not path.is_file():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
 
 
 @contextmanager
