@@ -1,10 +1,7 @@
-"""A network and compute model: what a round would last on real links. docs/links.md gives the presets' sources.
+"""A network and compute model: what a round would last on real links. docs/links.md says what it counts, and what not.
 
-A round lasts until its slowest participant is done. A participant waits for the model (latency + bits / down),
-computes (evaluations x seconds per gradient), and answers (latency + bits / up). Under a worker rule everybody takes
-part, and a silent worker answers with its flag. Under a server rule those that were not asked cost nothing. The
-server's own work and link are never the bottleneck. On a shared channel the answers queue: a round lasts until the
-slowest is ready to answer, and then as long as all answers take one after another.
+A round lasts until its slowest participant has the model, has computed and has answered. On a shared channel the
+answers queue: it lasts until the slowest is ready to answer, and then as long as all answers take one after another.
 """
 
 from __future__ import annotations

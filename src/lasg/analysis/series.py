@@ -81,9 +81,8 @@ def settings(spec: Spec) -> dict[str, Any]:
 def _own_parts(spec: Spec) -> dict[str, Any]:
     """Return what tells a rule or codec of the caller's own from another of its name: settings, and the rest."""
     rule, codec = spec.own_rule, spec.own_codec
-    found = {} if codec is None else {f"codec.{key}": value for key, value in codec.get("settings", {}).items()}
-    prints = {"rule": rule, "codec": codec}
-    return found | {key: table["fingerprint"] for key, table in prints.items() if table is not None}
+    found = {f"codec.{key}": value for key, value in (codec or {}).get("settings", {}).items()}
+    return found | {key: table["fingerprint"] for key, table in (("rule", rule), ("codec", codec)) if table is not None}
 
 
 def _length(run: Run) -> int:
@@ -121,11 +120,9 @@ def check_one_problem(runs: Sequence[Run]) -> None:
         kinds.setdefault(key, []).append(run)
     if len(kinds) == 1:
         return
-    one, other = list(kinds)[:2]
-    differing = [name for name, left, right in zip(PROBLEM, one, other, strict=False) if left != right]
-    parts = [
-        f"{name}: {_brief(one[PROBLEM.index(name)])} and {_brief(other[PROBLEM.index(name)])}" for name in differing
-    ]
+    one, other = (group[0].spec for group in list(kinds.values())[:2])
+    differing = [name for name in PROBLEM if getattr(one, name) != getattr(other, name)]
+    parts = [f"{name}: {_brief(getattr(one, name))} and {_brief(getattr(other, name))}" for name in differing]
     counts = [f"{len(group)} x {group[0].spec.task}, {group[0].spec.partition}" for group in kinds.values()]
     advice = "Name the folders of one of them"
     if {"task", "partition"} & set(differing):

@@ -40,6 +40,7 @@ class Parts:
 
     def __init__(self, folder: Path, links: Links) -> None:
         self.folder, self.links = folder, links
+        self._before: Path | None = None
 
     def _path(self, rounds: int, digest: str) -> Path:
         name = f"checkpoint-{rounds}-{digest[:8]}-rank-{self.links.rank}-of-{self.links.ranks}.safetensors"
@@ -56,18 +57,13 @@ class Parts:
         path = self._path(rounds, digest)
         write_atomically(path, data)
         sums = self.links.gather(digest.encode(), "checksums")
-        before = self._manifest()
         if self.links.rank == 0:
             manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
             write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-        # The manifest may not be there yet, for another rank: what it named before must last until it is.
-        told = json.loads(self.links.broadcast(json.dumps(before).encode(), "checkpoint"))
-        kept = {path}
-        if told is not None:
-            kept.add(self._path(told["round"], told["sha256"][self.links.rank]))
-        for old in self.mine():
-            if old not in kept:
-                old.unlink(missing_ok=True)
+        # Rank 0 may not have written the manifest yet: what it named before must last until it has.
+        for old in {*self.mine()} - {path, self._before}:
+            old.unlink(missing_ok=True)
+        self._before = path
 
     def _manifest(self) -> dict[str, Any] | None:
         """Return the manifest, which rank 0 has."""
@@ -96,17 +92,21 @@ class Parts:
         digest = manifest["sha256"][self.links.rank]
         path = self._path(manifest["round"], digest)
         data = path.read_bytes() if path.is_file() else b""
-        sound = hashlib.sha256(data).hexdigest() == digest
-        for rank, said in enumerate(self.links.gather(b"yes" if sound else b"no", "checksums")):
-            if said != b"yes":
-                raise LasgError(
-                    f"the part of rank {rank} of the checkpoint of round {manifest['round']} in {self.folder} is "
-                    "missing there or damaged: run it anew with --fresh"
-                )
+        damaged = self.ranks_that(hashlib.sha256(data).hexdigest() != digest, "checksums")
+        if damaged:
+            raise LasgError(
+                f"the part of rank {damaged[0]} of the checkpoint of round {manifest['round']} in {self.folder} is "
+                "missing there or damaged: run it anew with --fresh"
+            )
+        self._before = path
         state = unpack(data, str(path))
         shared = state.get("shared")
         text = self.links.broadcast(b"" if shared is None else pack(shared), "the server's state")
         return state["own"], unpack(text, "rank 0's state") if shared is None else shared
+
+    def ranks_that(self, say: bool, what: str) -> list[int]:
+        """Return the ranks that say yes."""
+        return [rank for rank, said in enumerate(self.links.gather(b"yes" if say else b"no", what)) if said == b"yes"]
 
     def remove(self) -> None:
         """Remove the checkpoint of a run that ended."""
@@ -215,12 +215,11 @@ def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report:
 
 def _check_no_parts(parts: Parts) -> None:
     """Refuse to start anew where another rank has a checkpoint to go on from."""
-    for rank, said in enumerate(parts.links.gather(b"yes" if parts.mine() else b"no", "checkpoints")):
-        if said == b"yes":
-            raise LasgError(
-                f"rank {rank} has a checkpoint in {parts.folder}, and rank 0 has no run there: start rank 0 on the "
-                "host where it was, or run it anew with --fresh"
-            )
+    for rank in parts.ranks_that(bool(parts.mine()), "checkpoints"):
+        raise LasgError(
+            f"rank {rank} has a checkpoint in {parts.folder}, and rank 0 has no run there: start rank 0 on the "
+            "host where it was, or run it anew with --fresh"
+        )
 
 
 def _meta_of_same(folder: Path, exchange: str, relay: int) -> dict[str, Any]:

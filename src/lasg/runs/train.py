@@ -49,8 +49,8 @@ def train(
         chosen = composition.compose(_with_steps(base, settings), rule, codec, values.to_dict())
         values = values.but(**chosen)
     parts: dict[str, Any] = {"report": report, "problem": own, "data_dir": data_dir}
-    parts |= {"rule": None if rule is None else composition.find_rule(rule)}
-    parts |= {"codec": None if codec is None else composition.find_codec(codec)}
+    parts["rule"] = None if rule is None else composition.find_rule(rule)
+    parts["codec"] = None if codec is None else composition.find_codec(codec)
     if fresh or not (folder / store.META).is_file():
         return runner.run(values, folder, **parts)
     _check_same(store.read(folder), values, factories.identity(values, data_dir, own))
