@@ -230,7 +230,8 @@ def spent_at(run: Run, target: float | None, network: LinkModel | None) -> dict[
 
 def spent(run: Run, network: LinkModel | None) -> dict[str, Any]:
     """Return `SPENT` at every evaluation; where there is a network, simulated seconds and megabytes too."""
-    columns = {name: run.trace[name] for name in COUNTS} | {"bits_total": link_time.bits_total(run)}
+    columns = {name: run.trace[name] for name in COUNTS}
+    columns["bits_total"] = columns["bits_up"] + columns["bits_down"] + columns["control_bits"]
     if network is None:
         return columns
     return columns | {"seconds": link_time.seconds(run, network), "megabytes": columns["bits_total"] / 8e6}

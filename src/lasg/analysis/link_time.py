@@ -89,10 +89,3 @@ def seconds(run: Run, chosen: LinkModel) -> npt.NDArray[np.float64]:
         run.derived[chosen] = passed[run.trace["rounds"]]
     known: npt.NDArray[np.float64] = run.derived[chosen]
     return known
-
-
-def bits_total(run: Run) -> npt.NDArray[np.int64]:
-    """Return the bits that had travelled at each evaluation, in both directions, control bits included."""
-    trace = run.trace
-    total: npt.NDArray[np.int64] = trace["bits_up"] + trace["bits_down"] + trace["control_bits"]
-    return total

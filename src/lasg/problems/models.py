@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,7 @@ class BasicBlock(nn.Module):
         around = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        result: Tensor = self.relu(out + around)
-        return result
+        return cast("Tensor", self.relu(out + around))
 
 
 class ResNet18(nn.Module):
@@ -93,8 +93,7 @@ class ResNet18(nn.Module):
         """Return the classes' scores."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        result: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return result
+        return cast("Tensor", self.fc(self.avgpool(x).flatten(1)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from lasg.core.codecs import CodecLike
-from lasg.core.ledger import COUNTS, Ledger
 from lasg.core.rules import Rule
 from lasg.core.training import CHECKPOINT, STOP, Round, Training
 from lasg.data.raw_files import path_or_none
@@ -24,7 +23,7 @@ from lasg.runs.files import lock, sweep
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.store import Run
-from lasg.runs.trace import Trace
+from lasg.runs.trace import EVALUATED, Trace
 
 CHECKPOINT_SECONDS = 10.0
 """Between two checkpoints; 0 or less: one after every round."""
@@ -35,6 +34,10 @@ LONG_SECONDS = 0.5
 """An evaluation that takes longer is announced."""
 EARLIER = ("0.1.0",)
 """Versions of lasg whose unfinished runs this one ends with the same bits."""
+SPENT = {"uploads": "uploads", "bits": "bits_up", "gradients": "gradients"}
+"""What of the ledger a budget or a mark is about."""
+KEPT = ("next_evaluation", "seconds", "evaluation_seconds")
+"""What of a job a checkpoint has, besides the training and its trace."""
 ALMOST = 0.999
 """The share of a run that has not ended yet, at most."""
 
@@ -79,26 +82,21 @@ class Job:
     def share(self) -> float:
         """How much of the budget that is furthest spent is spent: 1 or more ends the run."""
         ledger, spec = self.training.ledger, self.spec
-        spent = self._spent(ledger)
-        shares = [spent[kind] / budget for kind, budget in spec.until.items() if kind in spent]
+        shares: list[float] = [
+            getattr(ledger, SPENT[kind]) / budget for kind, budget in spec.until.items() if kind in SPENT
+        ]
         if "loss" in spec.until and self.loss <= spec.until["loss"]:
             shares.append(1.0)
         return max([ledger.iterations / spec.iterations, *shares])
 
-    @staticmethod
-    def _spent(ledger: Ledger) -> dict[str, int]:
-        return {"uploads": ledger.uploads, "bits": ledger.bits_up, "gradients": ledger.gradients}
-
     def _evaluation_due(self) -> bool:
         """Whether the schedule says so, or a mark was passed since the last evaluation."""
         ledger = self.training.ledger
-        if ledger.rounds >= self.next_evaluation:
-            return True
-        if not self.spec.marks:
-            return False
-        before = self._spent(Ledger(*map(int, self.trace.evaluations[-1][: len(COUNTS)])))
-        now = self._spent(ledger)
-        return any(before[kind] < mark <= now[kind] for kind, mark in self.spec.marks.items())
+        if ledger.rounds >= self.next_evaluation or not self.spec.marks:
+            return ledger.rounds >= self.next_evaluation
+        before = dict(zip(EVALUATED, self.trace.evaluations[-1], strict=True))
+        marks = {SPENT[kind]: mark for kind, mark in self.spec.marks.items()}
+        return any(before[name] < mark <= getattr(ledger, name) for name, mark in marks.items())
 
     def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Run to the end; return how it ended: done or diverged."""
@@ -199,19 +197,14 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """Return what is known of the run so far, besides the simulation's state."""
-        return {
-            "trace": self.trace.arrays(),
-            "next_evaluation": self.next_evaluation,
-            "seconds": self.seconds,
-            "evaluation_seconds": self.evaluation_seconds,
-        }
+        return {"trace": self.trace.arrays(), **{name: getattr(self, name) for name in KEPT}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.training.restore(state["simulation"])
         self.trace.restore(state["trace"])
-        self.next_evaluation, self.seconds = state["next_evaluation"], state["seconds"]
-        self.evaluation_seconds = state["evaluation_seconds"]
+        for name in KEPT:
+            setattr(self, name, state[name])
         self._broken = len(self.trace.broken)
         self._began = min(1.0, self.share())
 

@@ -130,8 +130,9 @@ class Spec(Settings):
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
-        if not self.scale:
-            object.__setattr__(self, "scale", None)  # none is none, however it was written
+        for name in ("scale", "marks"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, None)  # none is none, however it was written
         self.reading.check(self.data)
         self._check_budgets()
         self._check_neural()
@@ -161,15 +162,12 @@ class Spec(Settings):
         return self.laziness_of(self.workers)
 
     def _check_budgets(self) -> None:
-        if not self.marks:
-            object.__setattr__(self, "marks", None)  # none is none, however it was written
         for name in ("until", "marks"):
             budgets = getattr(self, name)
             if budgets is not None:
                 object.__setattr__(self, name, {kind: check_budget(kind, value) for kind, value in budgets.items()})
-        wrong = [kind for kind in self.marks or {} if kind in {"loss", "iterations"}]
-        if wrong:
-            raise LasgError(f"marks are uploads, bits or gradients, got {wrong[0]}")
+        for kind in [kind for kind in self.marks or {} if kind not in {"uploads", "bits", "gradients"}]:
+            raise LasgError(f"marks are uploads, bits or gradients, got {kind}")
         if "iterations" in self.until:
             raise LasgError("iterations is a key of its own, not one of until")
 
