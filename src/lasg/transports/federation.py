@@ -180,7 +180,7 @@ class Federation(Local):
             assert told is not None
             more, arrays = encode_steps(steps)
             head |= {"basis": told.at, **more}
-            has = dict(told.has) | {unit: j for step in steps for unit, (j, _) in step.came.items()}
+            has = dict(told.has) | {unit: j for held in steps.values() for unit, (j, _) in held.items()}
         self._messaged.add(m)
         name = self.members.push(self.members.node_of_worker[m], Parcel(head, arrays))
         pending[name] = (m, Told(request.k, has, told is None))

@@ -25,7 +25,7 @@ from lasg.core.optimizers import Schedule
 from lasg.core.workers import Oracle, Workers
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
-from lasg.transports.model_deltas import Follower, decode_steps
+from lasg.transports.model_deltas import Held, decode_steps, follow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,11 @@ class Node:
         self.run, self.worker, self.count = run, worker, workers
         self.incarnation, self.k, self.last, self.epoch = "", -1, -1, -1
         self.answered: tuple[list[int], Parcel] | None = None
-        self.follower = Follower(self.stages, self.like, workers, self.schedule)
+        self.at: int | None = None
+        self.theta: Array = None
+        """The model of round `at`."""
+        self.held: Held = {}
+        """What the server held then, as far as it was told."""
         if self.buffers is not None:
             self.buffers.reset()
         self.weighted_oracle = _Weighted(self.oracle)
@@ -153,7 +157,7 @@ class Node:
         """Compute a round at the model that was reached; return the answer."""
         self.k = k
         self.weighted_oracle.share = float(head["weight"])
-        theta = self.follower.theta
+        theta = self.theta
         if self.rule.periodic and k // self.D != self.epoch:
             self.workers.snapshot, self.epoch = theta, k // self.D
         if self.last < 0 and self.workers.iterates is not None:
@@ -198,27 +202,26 @@ class Node:
 
     def _reach(self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Have the model of round k, which came or is reached by the server's steps; tell whether it is that."""
-        follower = self.follower
         if "model" in arrays:
-            follower.set(k, cast(arrays["model"].copy(), self.like))
-        elif follower.at != int(head["basis"]):
+            self.theta = cast(arrays["model"].copy(), self.like)
+        elif self.at != int(head["basis"]):
             return False
         else:
-            follower.follow(decode_steps(head, arrays))
-        if follower.at == k and checksum(follower.theta) == int(head["checksum"]):
-            return True
-        follower.at = None
-        return False
+            steps = decode_steps(head, arrays)
+            self.theta = follow(self.theta, self.held, steps, self.stages, self.count, self.schedule)
+        reached = checksum(self.theta) == int(head["checksum"])
+        self.at = k if reached else None
+        return reached
 
     def memory(self) -> bytes:
         """Return all that is remembered."""
-        held = {str(unit): [k, np.frombuffer(message, np.uint8)] for unit, (k, message) in self.follower.held.items()}
+        held = {str(unit): [k, np.frombuffer(message, np.uint8)] for unit, (k, message) in self.held.items()}
         state = {
             "who": [self.run, self.worker, self.count],
             "life": self.incarnation,
-            "rounds": [self.k, self.last, self.epoch, self.follower.at],
+            "rounds": [self.k, self.last, self.epoch, self.at],
             "bytes": [self.bytes_up, self.bytes_down],
-            "model": self.follower.theta,
+            "model": self.theta,
             "held": held,
             "workers": self.workers.state(),
             "oracle": getattr(self.oracle, "state", dict)(),
@@ -232,9 +235,9 @@ class Node:
         self._forget(*state["who"])
         self.incarnation = state["life"]
         self.bytes_up, self.bytes_down = state["bytes"]
-        self.k, self.last, self.epoch, self.follower.at = state["rounds"]
-        self.follower.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
-        self.follower.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}
+        self.k, self.last, self.epoch, self.at = state["rounds"]
+        self.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
+        self.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}
         if "rule" not in state["workers"]:  # of lasg 0.1: what it uploaded is not known, so it uploads again
             self._forget(*state["who"])
             return
