@@ -97,12 +97,12 @@ def test_malformed_answers_stop_nothing_and_change_nothing(name: str, monkeypatc
         grid: Any = fed.members.carrier.grid  # type: ignore[attr-defined]
         grid.chance = random.Random(case)
         for _ in range(ROUNDS // 3):
-            held, last, refused = host(fed.listener.rows).copy(), fed.last.copy(), len(fed.members.refused)
+            held, last, refused = host(fed.listener.rows).copy(), list(fed.held), len(fed.members.refused)
             found = run.step()
             changed = [m for m in range(M) if not np.array_equal(host(fed.listener.rows)[m], held[m])]
             # Whatever was taken is a whole contribution of the open round, and everybody else's is as it was.
-            assert all(found.uploaded[m] and fed.last[m] == found.k for m in changed)
-            assert (fed.last == last)[~found.uploaded].all()
+            assert all(found.uploaded[m] and fed.held[m] == found.k for m in changed)
+            assert (np.array(fed.held) == last)[~found.uploaded].all()
             assert np.isfinite(host(fed.listener.rows)).all()
             assert len(fed.members.refused) >= refused
         np.testing.assert_allclose(host(run.server.aggregate), host(fed.listener.rows).sum(0), atol=1e-12)

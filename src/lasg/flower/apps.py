@@ -232,7 +232,7 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
         due = run.server.k == settings.rounds or run.server.k % settings.evaluate_every == 0
         loss, accuracy = (None, None) if measure is None or not due else measure()
         recorder.add(done, time.monotonic() - began, loss, accuracy)
-        if federation.rounds_unanswered.all() and not federation.members.failures.times:
+        if federation.rounds_unanswered.all() and not federation.members.failures:
             log(WARNING, "lasg: round %d: nobody answered in %g s: raise deadline", run.server.k, settings.deadline)
         if done.remark:
             log(WARNING, "lasg: %s. All nodes upload in every round from here on", done.remark)

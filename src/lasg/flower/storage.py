@@ -77,7 +77,7 @@ class Recorder:
         training = state["simulation"] if now else state
         theirs = (training["transport"] if "transport" in training else training["federation"])["settings"]
         # An older checkpoint says nothing of what was not a setting then.
-        differs = [name for name, value in self.federation.settings.items() if theirs.get(name, value) != value]
+        differs = [name for name, value in self.federation.members.settings.items() if theirs.get(name, value) != value]
         if differs:
             raise LasgError(f"{path} is of a run with another {', '.join(differs)}")
         if now:

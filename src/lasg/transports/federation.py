@@ -11,19 +11,19 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import FloatArray, IntArray, checksum, host
-from lasg.core.belief import NEVER, is_chained, upload_id
+from lasg.core.arrays import IntArray, checksum, host
+from lasg.core.belief import NEVER, upload_id
 from lasg.core.messages import Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
 from lasg.transports.membership import STRIKES, Carrier, Membership, Report
 from lasg.transports.model_deltas import DeltaLog, Told, encode_steps
-from lasg.transports.nodes import Answer, Checker, Parcel, Unfit, agreed_settings
+from lasg.transports.nodes import Answer, Checker, Parcel, agreed_settings, require
 
 if TYPE_CHECKING:
     from lasg.problems.buffers import Buffers
@@ -31,6 +31,18 @@ if TYPE_CHECKING:
 DEADLINE = 60.0
 """Seconds that a round waits for answers."""
 Away = Literal["keep", "drop", "stop"]
+
+
+class OpenRound(NamedTuple):
+    """A round under way."""
+
+    request: Request
+    checksum: int
+    """Of the model."""
+    pending: dict[str, tuple[int, Told]]
+    """Who was asked and has not answered, by the name of the answer, with what its node then has."""
+    answers: dict[int, Answer]
+    asked: set[int]
 
 
 class Federation(Local):
@@ -61,31 +73,15 @@ class Federation(Local):
         """
         if away not in ("keep", "drop", "stop"):
             raise LasgError(f"away must be keep, drop or stop, got {away!r}")
-        self.members = Membership(
-            carrier, keys, strikes=strikes, report=report, clock=clock, sleep=sleep, on_change=self._forget_told
-        )
+        self.members = Membership(carrier, keys, strikes=strikes, report=report, clock=clock, sleep=sleep)
         self.keys, self.deadline, self.away, self.away_after = list(keys), deadline, away, away_after
         self.norm_bound, self.send_deltas, self.buffers = norm_bound, send_deltas, buffers
         self.run = uuid.uuid4().hex
         self.incarnation = uuid.uuid4().hex
         """This server, as long as it lives: after a restart rounds may come again that nodes have seen."""
-        self.last: IntArray = np.full(len(keys), -1)
-        """The round of each worker's last upload."""
         self.held: list[int] = [NEVER] * len(keys)
         """Each worker's last upload, by the name that both sides know it by."""
         self.rounds_unanswered: IntArray = np.zeros(len(keys), np.int64)
-        self.told: dict[int, Told] = {}
-        """What each worker's node has, if it answers."""
-        self._messaged: set[int] = set()
-        self._checksum = 0
-
-    def _forget_told(self, m: int) -> None:
-        self.told.pop(m, None)
-
-    @property
-    def weights(self) -> FloatArray:
-        """Each worker's share of the objective."""
-        return self.members.weights
 
     def begin(self, plan: Plan) -> Hosting:
         """Host nobody: the server has no data."""
@@ -93,11 +89,9 @@ class Federation(Local):
             raise LasgError(f"a federation of {plan.workers} workers needs as many different keys, got {self.keys}")
         # The aggregate is a function of what is held, and of nothing before it: so nodes can follow the server.
         self.listener = plan.listener(plan.workers, whole=True, forgetful=True)
-        self.chained = is_chained(plan.stages.belief, plan.stages.codec)
         self.estimates = plan.stages.rule.estimate is not None
         self.checker = Checker(self.listener, plan.stages, norm_bound=self.norm_bound, buffers=self.buffers)
-        self.settings = agreed_settings(plan.stages, plan.D, plan.seed, plan.theta, self.buffers)
-        self.members.settings = self.settings
+        self.members.settings = agreed_settings(plan.stages, plan.D, plan.seed, plan.theta, self.buffers)
         self.deltas = DeltaLog(plan.stages, plan.theta) if self.send_deltas and plan.plain else None
         return Hosting(np.arange(0), None)
 
@@ -113,34 +107,31 @@ class Federation(Local):
         members.k = request.k
         gone = self._gone()
         wanted = set(np.flatnonzero(request.computes).tolist())
-        answers: dict[int, Answer] = {}
-        pending: dict[str, tuple[int, Told]] = {}
-        self._messaged, self._checksum = set(), checksum(request.theta)
+        now = OpenRound(request, checksum(request.theta), {}, {}, set())
         end = members.clock() + self.deadline
         members.meet()
         for m in sorted(wanted & members.node_of_worker.keys()):
-            self._ask(m, request, pending)
+            self._ask(m, now)
         # Where nobody is there, a round waits for somebody: it would be over at once, and the next too.
-        while (pending or (wanted and not self._messaged)) and members.clock() < end:
-            came = list(members.carrier.pull(list(pending)))
+        while (now.pending or (wanted and not now.asked)) and members.clock() < end:
+            came = list(members.carrier.pull(list(now.pending)))
             for name, parcel in came:
-                m, told = pending.pop(name)
-                self._take(m, told, parcel, request, pending, answers)
+                self._take(*now.pending.pop(name), parcel, now)
             for m in members.meet():  # somebody is back
-                if m in wanted and m not in answers and m not in {asked for asked, _ in pending.values()}:
-                    self._ask(m, request, pending)
+                if m in wanted and m not in now.answers and m not in {asked for asked, _ in now.pending.values()}:
+                    self._ask(m, now)
             if not came:
                 members.sleep(members.carrier.pause)
-        if not answers and members.failures.for_good(members.node_of_worker.values()):
+        if not now.answers and members.fail_for_good(members.node_of_worker.values()):
             members.give_up()
         self.rounds_unanswered[list(wanted)] += 1
-        self.rounds_unanswered[list(answers)] = 0
-        return self._together(request.k, answers, gone)
+        self.rounds_unanswered[list(now.answers)] = 0
+        return self._together(now, gone)
 
     def _gone(self) -> list[int]:
         """Do what was chosen with workers that are away; return whose contribution is dropped."""
         unanswered = np.flatnonzero(self.rounds_unanswered >= self.away_after).tolist()
-        gone = [m for m in unanswered if self.last[m] >= 0]
+        gone = [m for m in unanswered if self.held[m] != NEVER]
         if not gone or self.away == "keep":
             return []
         if self.away == "stop":
@@ -149,12 +140,12 @@ class Federation(Local):
         if self.listener.rows is None:  # what is said is used once: there is nothing to drop
             return []
         for m in gone:
-            self.last[m], self.held[m] = -1, NEVER
+            self.held[m] = NEVER
         return gone
 
-    def _ask(self, m: int, request: Request, pending: dict[str, tuple[int, Told]], whole: bool = False) -> None:
+    def _ask(self, m: int, now: OpenRound) -> None:
         """Ask a worker for its round: with the model, or with what changed the one that it has."""
-        told = None if whole else self.told.get(m)
+        request, told = now.request, self.members.told.get(m)
         steps = None if self.deltas is None or told is None else self.deltas.steps_for(m, told, request.k)
         head: dict[str, Any] = {
             "kind": "work",
@@ -168,76 +159,62 @@ class Federation(Local):
             "points": request.points,
             "due": bool(request.must_upload[m]),
             "based": self.held[m],
-            "weight": float(self.weights[m]),
-            "checksum": self._checksum,
+            "weight": float(self.members.weights[m]),
+            "checksum": now.checksum,
         }
         if steps is None:
             has = {} if told is None else dict(told.has)
             arrays: dict[str, npt.NDArray[Any]] = {"model": host(request.theta)}
-            if told is None and self.buffers is not None and self.last[m] >= 0:
+            if told is None and self.buffers is not None and self.held[m] != NEVER:
                 head["buffers"], arrays["buffers"] = self.buffers.pack(m)
         else:
             assert told is not None
             more, arrays = encode_steps(steps)
             head |= {"basis": told.at, **more}
             has = dict(told.has) | {unit: j for held in steps.values() for unit, (j, _) in held.items()}
-        self._messaged.add(m)
+        now.asked.add(m)
         name = self.members.push(self.members.node_of_worker[m], Parcel(head, arrays))
-        pending[name] = (m, Told(request.k, has, told is None))
+        now.pending[name] = (m, Told(request.k, has, told is None))
 
-    def _take(
-        self,
-        m: int,
-        told: Told,
-        parcel: Parcel | None,
-        request: Request,
-        pending: dict[str, tuple[int, Told]],
-        answers: dict[int, Answer],
-    ) -> None:
+    def _take(self, m: int, told: Told, parcel: Parcel | None, now: OpenRound) -> None:
         """Take an answer, or refuse it."""
         members, key = self.members, self.keys[m]
-        if m not in members.node_of_worker or members.failed(members.node_of_worker[m], key, parcel):
-            self._forget_told(m)
+        members.told.pop(m, None)  # until it is known that the node took what it was sent
+        node = members.node_of_worker.get(m)
+        if node is None or members.failed(node, key, parcel):
             return
         assert parcel is not None
-        members.bytes_up += parcel.size
         try:
-            must = bool(request.must_upload[m])
-            answer = self.checker.check(parcel, self.run, request.k, m, key, self.held[m], must_upload=must)
-            if answer.kind == "lost" and told.whole:
-                raise Unfit("it did not understand the model")
-        except Unfit as error:
-            members.refuse(members.node_of_worker[m], key, str(error))
-            self._forget_told(m)
+            k, must = now.request.k, bool(now.request.must_upload[m])
+            answer = self.checker.check(parcel, self.run, k, m, key, self.held[m], must_upload=must)
+            require(answer.kind != "lost" or not told.whole, "it did not understand the model")
+        except LasgError as error:
+            members.refuse(node, key, str(error))
             return
         if answer.kind == "lost":
-            self._forget_told(m)
-            self._ask(m, request, pending, whole=True)
+            self._ask(m, now)
         elif answer.kind != "stale":
-            members.failures.clear(members.node_of_worker[m])
-            self.told[m] = told
-            answers[m] = answer
+            members.failures.pop(node, None)
+            members.told[m] = told
+            now.answers[m] = answer
 
-    def _together(self, k: int, answers: dict[int, Answer], gone: Sequence[int]) -> Uploads:
+    def _together(self, now: OpenRound, gone: Sequence[int]) -> Uploads:
         """Hear what was uploaded; return what all workers answered."""
-        M = len(self.keys)
-        uploads = {m: answers[m] for m in sorted(answers) if answers[m].kind == "upload"}
-        uploaded, broken = np.zeros(M, np.bool_), np.zeros(M, np.bool_)
-        uploaded[list(uploads)] = True
-        broken[[m for m, answer in answers.items() if answer.kind == "broken"]] = True
-        again = [m for m, answer in uploads.items() if self.chained and answer.base == NEVER]
+        k, answers, everybody = now.request.k, now.answers, range(len(self.keys))
+        uploads = {m: answers[m] for m in everybody if m in answers and answers[m].kind == "upload"}
+        broken = np.array([m in answers and answers[m].kind == "broken" for m in everybody])
+        again = [m for m, answer in uploads.items() if self.checker.chained and answer.base == NEVER]
         for m, answer in uploads.items():
-            self.last[m] = k
-            self.held[m] = upload_id(k, answer.message, answer.base, chained=self.chained)
+            self.held[m] = upload_id(k, answer.message, answer.base, chained=self.checker.chained)
             if self.buffers is not None and answer.buffers is not None:
                 self.buffers.keep(m, answer.buffers)
         messages = {m: answer.message for m, answer in uploads.items()}
-        news = self.listener.take(list(messages.values()), np.flatnonzero(uploaded), sorted({*gone, *again}))
+        news = self.listener.take(list(messages.values()), np.array(list(messages), np.int64), sorted({*gone, *again}))
         if self.deltas is not None:
             self.deltas.note(k, messages, gone, news)
-        left = np.array([answers[m].left if m in answers else math.nan for m in range(M)])
+        left = np.array([answers[m].left if m in answers else math.nan for m in everybody])
         return Uploads(
-            uploaded,
+            np.array([m in uploads for m in everybody]),
             len(uploads),
             8 * sum(map(len, messages.values())),
             sum(answer.evaluations for answer in answers.values()),
@@ -246,14 +223,14 @@ class Federation(Local):
             left=None if np.isnan(left).all() else left,
             estimates=np.array([answer.estimate for answer in uploads.values()]) if self.estimates else None,
             broken=broken if broken.any() else None,
-            downloads=len(self._messaged),
-            weights=self.weights,
+            downloads=len(now.asked),
+            weights=self.members.weights,
         )
 
     def load_pooled_buffers(self) -> None:
         """Give the server's module the buffers of all whose contributions serve, pooled by their samples."""
         if self.buffers is not None:
-            samples = np.where(self.last >= 0, self.members.samples, 0)
+            samples = np.where(np.array(self.held) != NEVER, self.members.samples, 0)
             self.buffers.load_pooled(samples / max(1, samples.sum()))
 
     # -- what survives the server -------------------------------------------------------------------------------
@@ -264,7 +241,6 @@ class Federation(Local):
             **self.members.state(),
             "run": self.run,
             "listener": self.listener.state(),
-            "last": self.last,
             "uploads": self.held,
             "unheard": self.rounds_unanswered,
             "buffers": {} if self.buffers is None else self.buffers.state(),
@@ -278,10 +254,9 @@ class Federation(Local):
         # lasg 0.1 had rows alone, and knew uploads by their rounds: its nodes upload once more.
         heard = state["listener"] if "listener" in state else {"decoder": {}, "rows": state["rows"]}
         self.listener.restore(heard)
-        self.last, self.rounds_unanswered = (host(state[name]).copy() for name in ("last", "unheard"))
-        self.held = list(state.get("uploads", [int(k) for k in self.last]))
+        self.held = list(state["uploads"]) if "uploads" in state else host(state["last"]).tolist()
+        self.rounds_unanswered = host(state["unheard"]).copy()
         if self.buffers is not None and state.get("buffers"):  # older checkpoints have none: uploads bring them
             self.buffers.restore(state["buffers"])
-        self.told = {}
         if self.deltas is not None:
             self.deltas.restore(state["held"])

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from lasg.core.arrays import FloatArray, IntArray, host
 from lasg.errors import LasgError
-from lasg.transports.nodes import Parcel, Unfit, failure, is_integer
+from lasg.transports.model_deltas import Told
+from lasg.transports.nodes import FAILED, Parcel, Unfit, is_integer, require
 
 STRIKES = 3
 """Refused answers after which a node is excluded."""
 FAILURES = 3
 """Errors in a row after which a node fails for good: a model that does not fit its data fails every time."""
+LONGEST_REASON = 300
+"""Characters of a node's own words that are repeated: one line, whatever it sends."""
 LONGEST_PAUSE = 64.0
 """Seconds, at most, after which a node that failed when it was greeted is greeted again."""
 
@@ -24,10 +28,8 @@ LONGEST_PAUSE = 64.0
 class Carrier(Protocol):
     """What brings parcels to nodes, and answers back."""
 
-    @property
-    def pause(self) -> float:
-        """Seconds between two looks for answers."""
-        ...
+    pause: float
+    """Seconds between two looks for answers."""
 
     def nodes(self) -> Iterable[int]:
         """Return the nodes that can be reached now."""
@@ -68,40 +70,6 @@ class Failed(NamedTuple):
 Report = Callable[[Refused | Failed], None]
 
 
-class Failures:
-    """The errors of each node since it last answered."""
-
-    def __init__(self) -> None:
-        self.times: dict[int, int] = {}
-        self.reasons: dict[int, str] = {}
-
-    def note(self, node: int, reason: str) -> int:
-        """Count an error; return how many there are in a row."""
-        self.times[node], self.reasons[node] = self.times.get(node, 0) + 1, reason
-        return self.times[node]
-
-    def clear(self, node: int) -> None:
-        """Forget the errors of a node that has answered."""
-        self.times.pop(node, None)
-        self.reasons.pop(node, None)
-
-    def for_good(self, nodes: Iterable[int]) -> bool:
-        """Tell whether there are any nodes, and all of them fail for good."""
-        times = [self.times.get(node, 0) for node in nodes]
-        return bool(times) and min(times) >= FAILURES
-
-    def pause(self, node: int) -> float:
-        """Return the seconds to wait before a node is greeted again: more after every error."""
-        return min(LONGEST_PAUSE, 2.0 ** max(0, self.times.get(node, 0) - 1))
-
-    def summary(self, names: Mapping[int, str]) -> str:
-        """Return what the nodes that fail said, each thing once, with who said it first if they have names."""
-        first: dict[str, str] = {}
-        for node in sorted(self.reasons, key=lambda node: names.get(node, "")):
-            first.setdefault(self.reasons[node], f"{names[node]}: " if node in names else "")
-        return "; ".join(f"{who}{reason}" for reason, who in list(first.items())[:3])
-
-
 class Membership:
     """Greets nodes, knows them by their workers' keys, and excludes those that are refused too often."""
 
@@ -114,11 +82,10 @@ class Membership:
         report: Report | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
-        on_change: Callable[[int], None],
     ) -> None:
-        """Take the workers' keys; `on_change` is told a worker whose node left, or is another one now."""
+        """Take the workers' keys, in their order."""
         self.carrier, self.keys, self.strikes_allowed = carrier, list(keys), strikes
-        self.report, self.clock, self.sleep, self.on_change = report, clock, sleep, on_change
+        self.report, self.clock, self.sleep = report or (lambda _: None), clock, sleep
         self.settings: dict[str, Any] = {}
         """What nodes must be set up with."""
         self.k = 0
@@ -128,13 +95,16 @@ class Membership:
         """By this server; `refusals` counts those of its incarnations before, too."""
         self.refusals = 0
         self.bytes_down = self.bytes_up = 0
-        self.strikes: dict[int, int] = {}
+        self.strikes: Counter[int] = Counter()
         self.forget_nodes()
 
     def forget_nodes(self) -> None:
         """Know no node: every one is met again."""
         self.node_of_worker: dict[int, int] = {}
-        self.failures = Failures()
+        self.told: dict[int, Told] = {}
+        """What each worker's node has, if it answers."""
+        self.failures: dict[int, Failed] = {}
+        """The last error of each node that has not answered since."""
         self._greeted: dict[str, int] = {}
         self._seen: set[int] = set()
         self._greet_at: dict[int, float] = {}
@@ -163,20 +133,34 @@ class Membership:
             if self.node_of_worker and not missing:
                 return
             there = set(self.carrier.nodes())
-            strangers = there - set(self.node_of_worker.values())
-            if len(there) >= len(self.keys) and self.failures.for_good(strangers):
+            if len(there) >= len(self.keys) and self.fail_for_good(there - set(self.node_of_worker.values())):
                 self.give_up()
             if self.clock() > end:
-                reasons = [one.reason for one in self.refused[-3:]] + [self.failures.summary({})]
                 who = ", ".join(missing or self.keys)
+                reasons = [one.reason for one in self.refused[-3:]] + [self._failures_in_words()]
                 raise LasgError("; ".join(filter(None, [f"no node came for worker {who} in {seconds:g} s", *reasons])))
             self.sleep(self.carrier.pause)
 
+    def fail_for_good(self, nodes: Iterable[int]) -> bool:
+        """Tell whether there are any nodes, and all of them fail for good."""
+        times = [self._times_failed(node) for node in nodes]
+        return bool(times) and min(times) >= FAILURES
+
+    def _times_failed(self, node: int) -> int:
+        """Return how often a node has failed in a row."""
+        return self.failures[node].times if node in self.failures else 0
+
+    def _failures_in_words(self) -> str:
+        """Return what the nodes that fail said, each thing once, with the worker that said it first."""
+        first: dict[str, str] = {}
+        for failed in sorted(self.failures.values(), key=lambda failed: failed.key):
+            first.setdefault(failed.reason, f"worker {failed.key}: " if failed.key else "")
+        return "; ".join(f"{who}{reason}" for reason, who in list(first.items())[:3])
+
     def give_up(self) -> NoReturn:
         """End a run that nobody can do: say what the nodes say."""
-        names = {node: f"worker {self.keys[m]}" for m, node in self.node_of_worker.items()}
         raise LasgError(
-            f"every node failed {FAILURES} times in a row, so the run ends: {self.failures.summary(names)}. "
+            f"every node failed {FAILURES} times in a row, so the run ends: {self._failures_in_words()}. "
             "Look at the model and the data; resume=true goes on from the last checkpoint, if there is one"
         )
 
@@ -190,7 +174,7 @@ class Membership:
             if self.clock() < self._greet_at.get(node, -math.inf):
                 continue
             self._seen.add(node)
-            if self.strikes.get(node, 0) < self.strikes_allowed:
+            if self.strikes[node] < self.strikes_allowed:
                 hello = Parcel({"kind": "hello", "settings": json.dumps(self.settings)}, {})
                 self._greeted[self.push(node, hello)] = node
         come = []
@@ -198,11 +182,11 @@ class Membership:
             node = self._greeted.pop(name)
             if self.failed(node, "", parcel):
                 self._seen.discard(node)
-                self._greet_at[node] = self.clock() + self.failures.pause(node)
+                pause = min(LONGEST_PAUSE, 2.0 ** max(0, self._times_failed(node) - 1))  # longer after every error
+                self._greet_at[node] = self.clock() + pause
                 continue
             assert parcel is not None
-            self.bytes_up += parcel.size
-            self.failures.clear(node)
+            self.failures.pop(node, None)
             try:
                 come.append(self._recognise(node, parcel, there))
             except Unfit as error:
@@ -211,51 +195,54 @@ class Membership:
 
     def _recognise(self, node: int, parcel: Parcel, there: set[int]) -> int:
         """Take a node as the worker whose key it says."""
-        key, samples, differs = (parcel.head.get(name) for name in ("key", "samples", "differs"))
-        if parcel.head.get("kind") != "here" or not isinstance(key, str) or not is_integer(samples) or samples < 1:
-            raise Unfit("it did not say who it is")
-        if key not in self.keys:
-            raise Unfit(f"nobody knows its key {key[:80]!r}")
-        if differs:
-            raise Unfit(f"{key} was set up otherwise: {str(differs)[:500]}")
+        said: list[Any] = [parcel.head.get(name) for name in ("kind", "key", "samples", "differs")]
+        kind, key, samples, differs = said
+        known = kind == "here" and isinstance(key, str) and is_integer(samples) and samples >= 1
+        require(known, "it did not say who it is")
+        require(key in self.keys, f"nobody knows its key {key[:80]!r}")
+        require(not differs, f"{key} was set up otherwise: {str(differs)[:500]}")
         m = self.keys.index(key)
-        if self.node_of_worker.get(m, node) != node and self.node_of_worker[m] in there:
-            raise Unfit(f"another node is {key}")
-        if self.samples[m] and self.samples[m] != samples:
-            raise Unfit(f"{key} had {self.samples[m]} samples, and now has {samples}")
+        before = self.node_of_worker.get(m, node)
+        require(before == node or before not in there, f"another node is {key}")
+        same = self.samples[m] in (0, samples)
+        require(same, f"{key} had {self.samples[m]} samples, and now has {samples}")
         self.node_of_worker[m], self.samples[m] = node, samples
-        self.on_change(m)
+        self.told.pop(m, None)
         return m
 
     def _drop(self, m: int) -> None:
         """Know no node of a worker."""
         del self.node_of_worker[m]
-        self.on_change(m)
+        self.told.pop(m, None)
 
     def failed(self, node: int, key: str, parcel: Parcel | None) -> bool:
         """Tell whether an answer is none: it was lost, or the node says that it failed, which is then reported."""
-        reason = None if parcel is None else failure(parcel)
-        if parcel is None or reason is None:
-            return parcel is None
+        if parcel is None:
+            return True
         self.bytes_up += parcel.size
-        times = self.failures.note(node, reason)
-        if self.report is not None and times & (times - 1) == 0:
-            self.report(Failed(self.k, node, key, reason, times))
+        if parcel.head.get("kind") != FAILED:
+            return False
+        words = "".join(letter if letter.isprintable() else " " for letter in str(parcel.head.get("reason", "")))
+        reason = " ".join(words.split())[:LONGEST_REASON] or "it does not say why"
+        times = self._times_failed(node) + 1
+        self.failures[node] = Failed(self.k, node, key, reason, times)
+        if times & (times - 1) == 0:
+            self.report(self.failures[node])
         return True
 
     def refuse(self, node: int, key: str, reason: str) -> None:
         """Count a refused answer; exclude a node that has too many."""
-        self.strikes[node] = self.strikes.get(node, 0) + 1
-        refused = [Refused(self.k, node, key, reason)]
+        self.refusals += 1
+        self.strikes[node] += 1
+        self._note_refused(Refused(self.k, node, key, reason))
         if self.strikes[node] >= self.strikes_allowed:
             for m in [m for m, other in self.node_of_worker.items() if other == node]:
                 self._drop(m)
-            refused.append(Refused(self.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
-        self.refusals += 1
-        for one in refused:
-            self.refused.append(one)
-            if self.report is not None:
-                self.report(one)
+            self._note_refused(Refused(self.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
+
+    def _note_refused(self, refused: Refused) -> None:
+        self.refused.append(refused)
+        self.report(refused)
 
     def state(self) -> dict[str, Any]:
         """Return what survives the server."""
@@ -270,7 +257,7 @@ class Membership:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state: every node is met again."""
         self.samples = host(state["samples"]).copy()
-        self.strikes = dict(map(tuple, state["strikes"]))
+        self.strikes = Counter(dict(state["strikes"]))
         self.bytes_down, self.bytes_up = state["bytes"]
         self.refusals = state["refused"]
         self.forget_nodes()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,22 +115,21 @@ class Node:
 
     def answer(self, asked: Parcel) -> Parcel:
         """Do what the server asks."""
-        found = self._answered(asked)
-        self.bytes_down += asked.size
-        self.bytes_up += found.size
-        return found
-
-    def _answered(self, asked: Parcel) -> Parcel:
         kind = asked.head.get("kind")
-        if kind == "hello":
-            theirs = {"buffers": "none", **json.loads(asked.head["settings"])}
-            mine = {"buffers": theirs["buffers"], **self.settings}  # who changes no buffer sends none
-            differing = [name for name in theirs if theirs[name] != mine.get(name)]
-            differs = "; ".join(f"its {name} is {mine.get(name)}, not {theirs[name]}" for name in differing)
-            return Parcel({"kind": "here", "key": self.key, "samples": self.samples, "differs": differs}, {})
-        if kind != "work":
+        if kind not in ("hello", "work"):
             raise LasgError(f"the server asked for {kind!r}, which this version of lasg does not know")
-        return self._work(asked.head, asked.arrays)
+        answer = self._work(*asked) if kind == "work" else self._greet(json.loads(asked.head["settings"]))
+        self.bytes_down += asked.size
+        self.bytes_up += answer.size
+        return answer
+
+    def _greet(self, settings: dict[str, Any]) -> Parcel:
+        """Say who this is, and what of the server's settings differs here."""
+        theirs = {"buffers": "none", **settings}
+        mine = {"buffers": theirs["buffers"], **self.settings}  # who changes no buffer sends none
+        differing = [name for name in theirs if theirs[name] != mine.get(name)]
+        differs = "; ".join(f"its {name} is {mine.get(name)}, not {theirs[name]}" for name in differing)
+        return Parcel({"kind": "here", "key": self.key, "samples": self.samples, "differs": differs}, {})
 
     def _work(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Parcel:
         """Compute a round, and upload or be silent."""
@@ -233,14 +232,13 @@ class Node:
         """Take back what was remembered."""
         state = unpack(data, "this node's memory")
         self._forget(*state["who"])
-        self.incarnation = state["life"]
         self.bytes_up, self.bytes_down = state["bytes"]
+        if "rule" not in state["workers"]:  # of lasg 0.1: what it uploaded is not known, so it uploads again
+            return
+        self.incarnation = state["life"]
         self.k, self.last, self.epoch, self.at = state["rounds"]
         self.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
         self.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}
-        if "rule" not in state["workers"]:  # of lasg 0.1: what it uploaded is not known, so it uploads again
-            self._forget(*state["who"])
-            return
         self.workers.restore(state["workers"])
         if state["answered"] is not None:
             question, (head, arrays) = state["answered"]
@@ -271,12 +269,16 @@ class _Weighted:
 
 KINDS = ("upload", "silent", "broken", "lost", "stale")
 NOTHING = np.zeros(0, np.uint8)
-LONGEST_REASON = 300
-"""Characters of a node's own words that are repeated: one line, whatever it sends."""
 
 
-class Unfit(Exception):  # noqa: N818
+class Unfit(LasgError):  # noqa: N818
     """Why an answer is refused."""
+
+
+def require(fits: bool, reason: str) -> None:
+    """Refuse an answer that does not fit."""
+    if not fits:
+        raise Unfit(reason)
 
 
 class Answer(NamedTuple):
@@ -305,76 +307,55 @@ class Checker:
     def check(self, parcel: Parcel, run: str, k: int, m: int, key: str, held: int, *, must_upload: bool) -> Answer:
         """Return an answer of worker m in a round; refuse every other. `held` is its last upload."""
         head, arrays = parcel
-        kind = head.get("kind")
-        if kind not in KINDS:
-            raise Unfit("it is no answer")
-        if (head.get("run"), head.get("round"), head.get("key")) != (run, k, key):
-            raise Unfit(f"it is not of {key} in round {k}")
+        kind = head.get("kind", "")
+        require(kind in KINDS, "it is no answer")
+        where = (head.get("run"), head.get("round"), head.get("key"))
+        require(where == (run, k, key), f"it is not of {key} in round {k}")
         wanted = {"contribution"} if kind == "upload" else set()
-        if set(arrays) - ({"buffers"} if wanted and self.buffers is not None else set()) != wanted:
-            raise Unfit("it has other arrays than an answer of its kind")
+        besides = {"buffers"} if wanted and self.buffers is not None else set()
+        require(set(arrays) - besides == wanted, "it has other arrays than an answer of its kind")
         if kind in ("lost", "stale"):
             return Answer(kind)
-        evaluations, left = head.get("evaluations"), head.get("left", math.nan)
-        if not is_integer(evaluations) or not 0 <= evaluations <= 2 * self.local_steps:
-            raise Unfit("it does not say how many gradients it computed")
-        if not isinstance(left, float):
-            raise Unfit("its left side is no number")
-        if kind == "silent" and must_upload:
-            raise Unfit("it had to upload, and is silent")
+        evaluations, left = head.get("evaluations", -1), head.get("left", math.nan)
+        counted = is_integer(evaluations) and 0 <= evaluations <= 2 * self.local_steps
+        require(counted, "it does not say how many gradients it computed")
+        require(isinstance(left, float), "its left side is no number")
+        require(kind != "silent" or not must_upload, "it had to upload, and is silent")
         if kind != "upload":
             return Answer(kind, evaluations, left)
-        estimate = head.get("estimate", 0.0)
-        if not isinstance(estimate, float) or not 0 <= estimate < math.inf:
-            raise Unfit("its estimate is no number >= 0")
-        base = head.get("base", NEVER)
-        if not is_integer(base) or base not in {NEVER, held if self.chained else NEVER}:
-            raise Unfit("it builds on an upload that the server does not hold")
+        estimate, base = head.get("estimate", 0.0), head.get("base", NEVER)
+        require(isinstance(estimate, float) and 0 <= estimate < math.inf, "its estimate is no number >= 0")
+        known = is_integer(base) and base in {NEVER, held if self.chained else NEVER}
+        require(known, "it builds on an upload that the server does not hold")
         message = self._contribution(arrays["contribution"], m, base)
-        return Answer(kind, evaluations, left, estimate, message, base, self._buffers(parcel))
+        buffers = None
+        if self.buffers is not None:  # those that did not come are as at the start
+            buffers = self.buffers.unpack(head.get("buffers", []), arrays.get("buffers", NOTHING))
+        return Answer(kind, evaluations, left, estimate, message, base, buffers)
 
     def _contribution(self, array: Any, m: int, base: int) -> bytes:
         """Return the message of a contribution, if it is one."""
         like = self.listener.like
         length = self.listener.codec.length(like.shape[-1], int(like.itemsize))
-        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
-            raise Unfit("its contribution is not bytes")
-        if length is not None and len(array) != length:
-            raise Unfit(f"its contribution has {len(array)} bytes, not {length}")
-        message = array.tobytes()
+        is_bytes = isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim == 1
+        require(is_bytes, "its contribution is not bytes")
+        require(length in (None, len(array)), f"its contribution has {len(array)} bytes, not {length}")
+        message: bytes = array.tobytes()
         try:
             decoded = self.listener.read(message, m, in_full=base == NEVER)
         except (LasgError, ValueError, IndexError, OverflowError) as error:
             raise Unfit(f"its contribution cannot be decoded: {error}") from None
-        if not all_finite(decoded):
-            raise Unfit("its contribution is not finite")
+        require(all_finite(decoded), "its contribution is not finite")
         believed = decoded
         if self.listener.belief == "difference" and base != NEVER:  # what counts is what it adds up to
             believed = self.listener.rows[m] + float64(decoded)
         with np.errstate(over="ignore"):
             size = float(norms(believed[None])[0])
-        if size == math.inf or size > self.norm_bound:
-            raise Unfit(f"the norm of its contribution is {size:g}, above {self.norm_bound:g}")
+        fits = size < math.inf and size <= self.norm_bound
+        require(fits, f"the norm of its contribution is {size:g}, above {self.norm_bound:g}")
         return message
 
-    def _buffers(self, parcel: Parcel) -> Sequence[Tensor] | None:
-        """Return the buffers that came with a contribution; those that did not come are as at the start."""
-        if self.buffers is None:
-            return None
-        try:
-            return self.buffers.unpack(parcel.head.get("buffers", []), parcel.arrays.get("buffers", NOTHING))
-        except LasgError as error:
-            raise Unfit(str(error)) from None
 
-
-def failure(parcel: Parcel) -> str | None:
-    """Return why a node failed, as one line, if that is what it says."""
-    if parcel.head.get("kind") != FAILED:
-        return None
-    words = "".join(letter if letter.isprintable() else " " for letter in str(parcel.head.get("reason", "")))
-    return " ".join(words.split())[:LONGEST_REASON] or "it does not say why"
-
-
-def is_integer(number: Any) -> TypeGuard[int]:
+def is_integer(number: Any) -> bool:
     """Tell whether something that came is an integer."""
     return isinstance(number, int) and not isinstance(number, bool)
