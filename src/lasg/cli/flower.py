@@ -10,7 +10,6 @@ import typer
 
 from lasg.cli.show import out
 from lasg.errors import LasgError
-from lasg.flower.keys import create as create_keys
 from lasg.flower.new import create
 
 ALLOWED = string.ascii_letters + string.digits + ".:_-"
@@ -36,6 +35,10 @@ def keys(
     ] = "localhost,127.0.0.1",
 ) -> None:
     """Make certificates and keys for a trial: a CA, the SuperLink's certificate, a key for every node."""
+    try:
+        from lasg.flower.keys import create as create_keys
+    except ImportError:
+        raise LasgError("this needs Flower: pip install 'lasg[flower]'") from None
     for path in create_keys(folder, _names(hosts), _names(nodes)):
         out.print(str(path), highlight=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from logging import ERROR, INFO, WARNING
@@ -82,17 +83,9 @@ def client_app(make_problem: MakeProblem, mods: Sequence[Any] = ()) -> ClientApp
             answer = node.answer(asked)
         except Exception as error:  # whatever a user's own model, loss or data raises: the server is told
             return Message(records(_failure(context, error)), reply_to=message)
-        log(
-            INFO,
-            "lasg: worker %s, round %s: %s, %d bytes up and %d down, so far %d and %d",
-            node.key,
-            answer.head.get("round", "none"),
-            answer.head["kind"],
-            answer.size,
-            asked.size,
-            node.bytes_up,
-            node.bytes_down,
-        )
+        what = f"worker {node.key}, round {answer.head.get('round', 'none')}: {answer.head['kind']}"
+        so_far = f"so far {node.bytes_up} and {node.bytes_down}"
+        say(INFO, f"{what}, {answer.size} bytes up and {asked.size} down, {so_far}")
         context.state[MEMORY] = ConfigRecord({"memory": node.memory()})
         return Message(records(answer), reply_to=message)
 
@@ -105,7 +98,7 @@ def _failure(context: Context, error: Exception) -> Parcel:
     reason = first_line(cause) if isinstance(cause, LasgError) else f"{type(cause).__name__}: {first_line(cause)}"
     before = context.state.get(FAILURE)
     if not isinstance(before, ConfigRecord) or before["reason"] != reason:
-        log(ERROR, "lasg: this node failed: %s", reason, exc_info=cause)
+        say(ERROR, f"this node failed: {reason}", exc_info=cause)
     context.state[FAILURE] = ConfigRecord({"reason": reason})
     return Parcel({"kind": FAILED, "reason": reason}, {})
 
@@ -181,7 +174,7 @@ def train(
         deadline=settings.deadline,
         away=settings.away,  # type: ignore[arg-type]
         away_after=settings.away_after or settings.D,
-        norm_bound=settings.bound,
+        norm_bound=settings.norm_bound or math.inf,
         send_deltas=settings.relay,
         buffers=buffers if buffers.names else None,
         report=_report,
@@ -199,13 +192,13 @@ def train(
     out = Path(settings.out).resolve()
     folder = choose(out, resume=settings.resume)
     if folder != out and not settings.resume:
-        log(INFO, "lasg: %s has a run in it: this one goes to %s (resume=true goes on with the last)", out, folder)
+        say(INFO, f"{out} has a run in it: this one goes to {folder} (resume=true goes on with the last)")
     with lock(folder):
         spec = settings.spec.but(dtype=str(host(run.theta).dtype))
         recorder = Recorder(folder, spec, run, federation)
         _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
         recorder.finish(trained())
-    log(INFO, "lasg: %s", _summary(run, federation, folder / MODEL))
+    say(INFO, _summary(run, federation, folder / MODEL))
     return run
 
 
@@ -221,9 +214,9 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
     """Do all rounds, with a line in the trace and a checkpoint after each."""
     run, federation = recorder.run, recorder.federation
     if settings.resume and recorder.resume():
-        log(INFO, "lasg: going on at round %d of %s", run.server.k, recorder.folder)
+        say(INFO, f"going on at round {run.server.k} of {recorder.folder}")
     elif settings.resume:
-        log(WARNING, "lasg: there is no checkpoint in %s to go on from: this run begins at round 0", recorder.folder)
+        say(WARNING, f"there is no checkpoint in {recorder.folder} to go on from: this run begins at round 0")
     recorder.rounds.begin(run.server.k)
     federation.gather(settings.wait)
     while run.server.k < settings.rounds:
@@ -233,26 +226,24 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
         loss, accuracy = (None, None) if measure is None or not due else measure()
         recorder.add(done, time.monotonic() - began, loss, accuracy)
         if federation.rounds_unanswered.all() and not federation.members.failures:
-            log(WARNING, "lasg: round %d: nobody answered in %g s: raise deadline", run.server.k, settings.deadline)
+            say(WARNING, f"round {run.server.k}: nobody answered in {settings.deadline:g} s: raise deadline")
         if done.remark:
-            log(WARNING, "lasg: %s. All nodes upload in every round from here on", done.remark)
-        log(
-            INFO,
-            "lasg: round %d of %d, %d of %d uploaded, %d uploads so far%s%s",
-            run.server.k,
-            settings.rounds,
-            done.uploaded.sum(),
-            len(settings.names),
-            run.ledger.uploads,
-            "" if loss is None else f", loss {loss:.4f}",
-            "" if accuracy is None else f", accuracy {100 * accuracy:.2f} %",
-        )
+            say(WARNING, f"{done.remark}. All nodes upload in every round from here on")
+        uploads = f"{done.uploaded.sum()} of {len(settings.names)} uploaded, {run.ledger.uploads} uploads so far"
+        measured = "" if loss is None else f", loss {loss:.4f}"
+        measured += "" if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
+        say(INFO, f"round {run.server.k} of {settings.rounds}, {uploads}{measured}")
 
 
 def _report(found: Refused | Failed) -> None:
-    who = f"worker {found.key}" if found.key else "a node"
-    if isinstance(found, Failed):
-        again = f", {found.times} times in a row" if found.times > 1 else ""
-        log(WARNING, "lasg: round %d: %s failed%s: %s", found.round, who, again, found.reason)
-    else:
-        log(WARNING, "lasg: round %d: %s (node %d) is refused: %s", found.round, who, found.node, found.reason)
+    where = f"round {found.round}: worker {found.key}" if found.key else f"round {found.round}: a node"
+    if isinstance(found, Refused):
+        say(WARNING, f"{where} (node {found.node}) is refused: {found.reason}")
+        return
+    again = f", {found.times} times in a row" if found.times > 1 else ""
+    say(WARNING, f"{where} failed{again}: {found.reason}")
+
+
+def say(level: int, text: str, exc_info: BaseException | None = None) -> None:
+    """Write a line to Flower's log."""
+    log(level, "lasg: %s", text, exc_info=exc_info)

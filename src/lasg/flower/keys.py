@@ -11,25 +11,21 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lasg.errors import LasgError
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, GeneralName
-
 DAYS = 90
 CA = "lasg trial CA"
+PrivateKey = ec.EllipticCurvePrivateKey
 
 
 def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
     """Write ca.crt, server.pem and server.key for these host names, and a pair of keys per node; return the files."""
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError:
-        raise LasgError("this needs Flower: pip install 'lasg[flower]'") from None
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise LasgError(f"{folder} is there already, and not empty: keys are never overwritten")
@@ -53,17 +49,8 @@ def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> li
     return found
 
 
-def _sign(
-    subject: str,
-    key: EllipticCurvePrivateKey,
-    by: EllipticCurvePrivateKey,
-    hosts: Sequence[str] | None = None,
-) -> Certificate:
+def _sign(subject: str, key: PrivateKey, by: PrivateKey, hosts: Sequence[str] | None = None) -> x509.Certificate:
     """Return a certificate of a server with these host names; without any, of the authority itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
     subject_name, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, CA))
     now, ca = dt.datetime.now(dt.UTC), hosts is None
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -89,10 +76,8 @@ def _sign(
     return builder.sign(by, hashes.SHA256())
 
 
-def _alternative(host: str) -> GeneralName:
+def _alternative(host: str) -> x509.GeneralName:
     """Return a host's name or address, as a certificate has it."""
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

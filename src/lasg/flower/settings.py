@@ -7,7 +7,6 @@ here 0 or a negative number says that a limit or a constant is not set.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -135,8 +134,3 @@ class Settings:
     def laziness(self) -> Laziness:
         """The constants of the rules."""
         return self.spec.laziness
-
-    @property
-    def bound(self) -> float:
-        """The largest norm of a contribution."""
-        return self.norm_bound or math.inf

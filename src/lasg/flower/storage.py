@@ -8,12 +8,10 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.torch import save
 from torch import nn
 
@@ -44,48 +42,54 @@ def choose(out: Path, *, resume: bool) -> Path:
 
     A new run takes the first that has none; to resume is to go on in the last that has one.
     """
-    later = (out.with_name(f"{out.name}-{number}") for number in itertools.count(2))
-    last = out
-    for folder in itertools.chain([out], later):
-        if not has_run(folder):
-            return last if resume else folder
-        last = folder
-    raise AssertionError("the numbers have ended")
+
+    def folder(number: int) -> Path:
+        return out if number == 1 else out.with_name(f"{out.name}-{number}")
+
+    free = next(number for number in itertools.count(1) if not has_run(folder(number)))
+    return folder(max(1, free - 1) if resume else free)
 
 
 class Recorder:
     """Writes the store of a federation's run: a checkpoint after every round, the one before kept, and the end."""
 
     def __init__(self, folder: Path, spec: Spec, run: Training, federation: Federation) -> None:
-        self.folder, self.federation = folder, federation
+        self.folder, self.run, self.federation = folder, run, federation
         self.job = Job(spec, run, Trace(spec.workers, spec.watched))
         self.rounds = RoundLog(folder / ROUNDS)
-        self._begun = False
-
-    @property
-    def run(self) -> Training:
-        """The training that is recorded."""
-        return self.job.training
+        self.meta: dict[str, Any] = {}
+        """What the store says of the run, once that has something to show."""
 
     def resume(self) -> bool:
         """Take the last whole checkpoint; False if there is none."""
-        there = [name for name in (store.CHECKPOINT, store.PREVIOUS, *OLD) if (self.folder / name).exists()]
-        if not there:
-            return False
-        path, state = self._read(there)
-        now = path.name not in OLD
-        training = state["simulation"] if now else state
-        theirs = (training["transport"] if "transport" in training else training["federation"])["settings"]
-        # An older checkpoint says nothing of what was not a setting then.
-        differs = [name for name, value in self.federation.members.settings.items() if theirs.get(name, value) != value]
+        damaged: LasgError | None = None
+        for path in (self.folder / name for name in (store.CHECKPOINT, store.PREVIOUS, *OLD)):
+            if not path.exists():
+                continue
+            old = path.name in OLD
+            try:
+                state = unpack(path.read_bytes(), str(path)) if old else store.read_checkpoint(self.folder, path.name)
+            except LasgError as error:
+                damaged = damaged or error
+                continue
+            assert state is not None
+            self._check(path, state["federation"] if old else state["simulation"]["transport"])
+            if old:
+                self.run.restore(copies(state))
+                self._take_lines()
+            else:
+                runner.restore(self.job, state, path)
+            return True
+        if damaged is not None:
+            raise damaged
+        return False
+
+    def _check(self, path: Path, theirs: dict[str, Any]) -> None:
+        """Refuse a checkpoint of other settings; an older one says nothing of what was not a setting then."""
+        settings = self.federation.members.settings
+        differs = [name for name, value in settings.items() if theirs["settings"].get(name, value) != value]
         if differs:
             raise LasgError(f"{path} is of a run with another {', '.join(differs)}")
-        if now:
-            runner.restore(self.job, state, path)
-        else:
-            self.run.restore(copies(state))
-            self._take_lines()
-        return True
 
     def _take_lines(self) -> None:
         """Take from trace.csv who uploaded before: a checkpoint of lasg 0.1 has no other trace of its rounds."""
@@ -97,43 +101,31 @@ class Recorder:
             self.job.trace.add_round(Round(k, uploaded, math.nan, None, tau))
             tau = np.where(uploaded, 1, tau + 1)
 
-    def _read(self, names: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-        """Return the first checkpoint that can be read, and what is in it."""
-        damaged: LasgError | None = None
-        for name in names:
-            path, old = self.folder / name, name in OLD
-            try:
-                state = unpack(path.read_bytes(), str(path)) if old else store.read_checkpoint(self.folder, name)
-            except LasgError as error:
-                damaged = damaged or error
-                continue
-            assert state is not None
-            return path, state
-        assert damaged is not None
-        raise damaged
-
     def add(self, done: Round, seconds: float, loss: float | None, accuracy: float | None) -> None:
         """Record a round, and what was measured after it."""
         self.job.seconds += seconds
         self.job.trace.add_round(done)
         if loss is not None:
             self.job.trace.add_evaluation(self.run.ledger, loss, accuracy)
-        self.rounds.add(self.run, self.federation, done.uploaded, seconds, loss, accuracy)
-        if self.run.ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
+        ledger, members = self.run.ledger, self.federation.members
+        who = [key for key, uploaded in zip(self.federation.keys, done.uploaded, strict=True) if uploaded]
+        counts = (ledger.uploads, ledger.bits_up, members.bytes_up, members.bytes_down, ledger.gradients)
+        self.rounds.add(self.run.server.k, len(who), *counts, round(seconds, 3), loss, accuracy, " ".join(who))
+        if ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
             self._begin()
             store.write_checkpoint(self.folder, self.job.state(), keep_previous=True)
 
     def _begin(self) -> None:
         """Write what a run begins with, once it has something to show."""
-        if not self._begun:
-            self._begun = True
-            if (self.folder / store.META).exists():
-                self.meta = {**store.read(self.folder).meta, "status": "running"}
-                write_atomically(self.folder / store.SPEC, self.job.spec.to_toml().encode())
-                store.write_meta(self.folder, self.meta)
-            else:
-                engine = {"engine": "flower", "keys": self.federation.keys, "run": self.federation.run}
-                self.meta = store.begin(self.folder, self.job.spec, "", engine)
+        if self.meta:
+            return
+        if (self.folder / store.META).exists():
+            self.meta = {**store.read(self.folder).meta, "status": "running"}
+            write_atomically(self.folder / store.SPEC, self.job.spec.to_toml().encode())
+            store.write_meta(self.folder, self.meta)
+        else:
+            engine = {"engine": "flower", "keys": self.federation.keys, "run": self.federation.run}
+            self.meta = store.begin(self.folder, self.job.spec, "", engine)
 
     def finish(self, model: nn.Module) -> None:
         """Store a run that came to its end."""
@@ -153,19 +145,7 @@ class RoundLog:
     A round's line is written before its checkpoint: there is a line for every round that a server can go on from.
     """
 
-    FIELDS = (
-        "round",
-        "uploads",
-        "uploads_so_far",
-        "bits_up",
-        "bytes_up",
-        "bytes_down",
-        "gradients",
-        "seconds",
-        "loss",
-        "accuracy",
-        "who",
-    )
+    HEADER = "round,uploads,uploads_so_far,bits_up,bytes_up,bytes_down,gradients,seconds,loss,accuracy,who"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -177,25 +157,11 @@ class RoundLog:
 
     def begin(self, k: int) -> None:
         """Keep the lines of the first k rounds: the run goes on from there, and a line after them may be half."""
-        header = ",".join(self.FIELDS)
         found = self.path.read_text().splitlines() if k and self.path.exists() else []
-        kept = found[1 : k + 1] if found[:1] == [header] else []
-        write_atomically(self.path, "".join(f"{line}\n" for line in (header, *kept)).encode())
+        kept = found[1 : k + 1] if found[:1] == [self.HEADER] else []
+        write_atomically(self.path, "".join(f"{line}\n" for line in (self.HEADER, *kept)).encode())
 
-    def add(
-        self,
-        run: Training,
-        federation: Federation,
-        who: npt.NDArray[np.bool_],
-        seconds: float,
-        loss: float | None,
-        accuracy: float | None,
-    ) -> None:
-        """Write the line of a round; `who` has uploaded in it."""
-        ledger, keys = run.ledger, [key for key, uploaded in zip(federation.keys, who, strict=True) if uploaded]
-        counts = (run.server.k, len(keys), ledger.uploads, ledger.bits_up)
-        sent = (federation.members.bytes_up, federation.members.bytes_down, ledger.gradients)
+    def add(self, *values: float | str | None) -> None:
+        """Write the line of a round."""
         with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(
-                (*counts, *sent, round(seconds, 3), loss, accuracy, " ".join(keys))
-            )
+            csv.writer(file, lineterminator="\n").writerow(values)
