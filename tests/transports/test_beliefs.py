@@ -10,7 +10,8 @@ from lasg.core.arrays import host
 from lasg.core.belief import NEVER, Listener
 from lasg.core.codecs import QSGD, Codec, Dense
 from lasg.core.rules import RULES
-from lasg.transports.nodes import Answer, Checker, Parcel, Unfit
+from lasg.errors import LasgError
+from lasg.transports.nodes import Answer, Checker, Parcel
 from tests.transports.engines import (
     ROUNDS,
     assert_same_bits,
@@ -125,5 +126,5 @@ def test_a_norm_bound_is_of_what_differences_add_up_to() -> None:
 
     assert check(NEVER).message == message
     listener.take([message], np.array([0]))
-    with pytest.raises(Unfit, match=r"1\.6, above 1"):
+    with pytest.raises(LasgError, match=r"1\.6, above 1"):
         check(7)

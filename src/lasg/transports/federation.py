@@ -21,7 +21,7 @@ from lasg.core.belief import NEVER, upload_id
 from lasg.core.messages import Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
-from lasg.transports.membership import STRIKES, Carrier, Membership, Report
+from lasg.transports.membership import Carrier, Membership, Report
 from lasg.transports.model_deltas import DeltaLog, Told, encode_steps
 from lasg.transports.nodes import Answer, Checker, Parcel, agreed_settings, require
 
@@ -57,7 +57,6 @@ class Federation(Local):
         away: Away = "keep",
         away_after: int,
         norm_bound: float = math.inf,
-        strikes: int = STRIKES,
         send_deltas: bool = True,
         buffers: Buffers | None = None,
         report: Report | None = None,
@@ -73,7 +72,7 @@ class Federation(Local):
         """
         if away not in ("keep", "drop", "stop"):
             raise LasgError(f"away must be keep, drop or stop, got {away!r}")
-        self.members = Membership(carrier, keys, strikes=strikes, report=report, clock=clock, sleep=sleep)
+        self.members = Membership(carrier, keys, report=report, clock=clock, sleep=sleep)
         self.keys, self.deadline, self.away, self.away_after = list(keys), deadline, away, away_after
         self.norm_bound, self.send_deltas, self.buffers = norm_bound, send_deltas, buffers
         self.run = uuid.uuid4().hex
@@ -122,8 +121,8 @@ class Federation(Local):
                     self._ask(m, now)
             if not came:
                 members.sleep(members.carrier.pause)
-        if not now.answers and members.fail_for_good(members.node_of_worker.values()):
-            members.give_up()
+        if not now.answers:
+            members.stop_if_all_fail(members.node_of_worker.values())
         self.rounds_unanswered[list(wanted)] += 1
         self.rounds_unanswered[list(now.answers)] = 0
         return self._together(now, gone)
@@ -162,16 +161,15 @@ class Federation(Local):
             "weight": float(self.members.weights[m]),
             "checksum": now.checksum,
         }
-        if steps is None:
-            has = {} if told is None else dict(told.has)
+        has = {} if told is None else dict(told.has)
+        if told is None or steps is None:
             arrays: dict[str, npt.NDArray[Any]] = {"model": host(request.theta)}
             if told is None and self.buffers is not None and self.held[m] != NEVER:
                 head["buffers"], arrays["buffers"] = self.buffers.pack(m)
         else:
-            assert told is not None
             more, arrays = encode_steps(steps)
             head |= {"basis": told.at, **more}
-            has = dict(told.has) | {unit: j for held in steps.values() for unit, (j, _) in held.items()}
+            has |= {unit: j for held in steps.values() for unit, (j, _) in held.items()}
         now.asked.add(m)
         name = self.members.push(self.members.node_of_worker[m], Parcel(head, arrays))
         now.pending[name] = (m, Told(request.k, has, told is None))

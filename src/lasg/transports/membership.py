@@ -6,14 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lasg.core.arrays import FloatArray, IntArray, host
 from lasg.errors import LasgError
 from lasg.transports.model_deltas import Told
-from lasg.transports.nodes import FAILED, Parcel, Unfit, is_integer, require
+from lasg.transports.nodes import FAILED, Parcel, is_integer, require
 
 STRIKES = 3
 """Refused answers after which a node is excluded."""
@@ -78,13 +78,12 @@ class Membership:
         carrier: Carrier,
         keys: Sequence[str],
         *,
-        strikes: int,
         report: Report | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         """Take the workers' keys, in their order."""
-        self.carrier, self.keys, self.strikes_allowed = carrier, list(keys), strikes
+        self.carrier, self.keys, self.strikes_allowed = carrier, list(keys), STRIKES
         self.report, self.clock, self.sleep = report or (lambda _: None), clock, sleep
         self.settings: dict[str, Any] = {}
         """What nodes must be set up with."""
@@ -133,18 +132,22 @@ class Membership:
             if self.node_of_worker and not missing:
                 return
             there = set(self.carrier.nodes())
-            if len(there) >= len(self.keys) and self.fail_for_good(there - set(self.node_of_worker.values())):
-                self.give_up()
+            if len(there) >= len(self.keys):
+                self.stop_if_all_fail(there - set(self.node_of_worker.values()))
             if self.clock() > end:
                 who = ", ".join(missing or self.keys)
                 reasons = [one.reason for one in self.refused[-3:]] + [self._failures_in_words()]
                 raise LasgError("; ".join(filter(None, [f"no node came for worker {who} in {seconds:g} s", *reasons])))
             self.sleep(self.carrier.pause)
 
-    def fail_for_good(self, nodes: Iterable[int]) -> bool:
-        """Tell whether there are any nodes, and all of them fail for good."""
+    def stop_if_all_fail(self, nodes: Iterable[int]) -> None:
+        """End a run that nobody can do, if there are nodes and all of them fail for good: say what they say."""
         times = [self._times_failed(node) for node in nodes]
-        return bool(times) and min(times) >= FAILURES
+        if times and min(times) >= FAILURES:
+            raise LasgError(
+                f"every node failed {FAILURES} times in a row, so the run ends: {self._failures_in_words()}. "
+                "Look at the model and the data; resume=true goes on from the last checkpoint, if there is one"
+            )
 
     def _times_failed(self, node: int) -> int:
         """Return how often a node has failed in a row."""
@@ -156,13 +159,6 @@ class Membership:
         for failed in sorted(self.failures.values(), key=lambda failed: failed.key):
             first.setdefault(failed.reason, f"worker {failed.key}: " if failed.key else "")
         return "; ".join(f"{who}{reason}" for reason, who in list(first.items())[:3])
-
-    def give_up(self) -> NoReturn:
-        """End a run that nobody can do: say what the nodes say."""
-        raise LasgError(
-            f"every node failed {FAILURES} times in a row, so the run ends: {self._failures_in_words()}. "
-            "Look at the model and the data; resume=true goes on from the last checkpoint, if there is one"
-        )
 
     def meet(self) -> list[int]:
         """Greet nodes that are new, forget those that left; return the workers that have come."""
@@ -189,7 +185,7 @@ class Membership:
             self.failures.pop(node, None)
             try:
                 come.append(self._recognise(node, parcel, there))
-            except Unfit as error:
+            except LasgError as error:
                 self.refuse(node, "", str(error))
         return come
 

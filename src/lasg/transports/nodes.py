@@ -271,14 +271,10 @@ KINDS = ("upload", "silent", "broken", "lost", "stale")
 NOTHING = np.zeros(0, np.uint8)
 
 
-class Unfit(LasgError):  # noqa: N818
-    """Why an answer is refused."""
-
-
 def require(fits: bool, reason: str) -> None:
     """Refuse an answer that does not fit."""
     if not fits:
-        raise Unfit(reason)
+        raise LasgError(reason)
 
 
 class Answer(NamedTuple):
@@ -344,7 +340,7 @@ class Checker:
         try:
             decoded = self.listener.read(message, m, in_full=base == NEVER)
         except (LasgError, ValueError, IndexError, OverflowError) as error:
-            raise Unfit(f"its contribution cannot be decoded: {error}") from None
+            raise LasgError(f"its contribution cannot be decoded: {error}") from None
         require(all_finite(decoded), "its contribution is not finite")
         believed = decoded
         if self.listener.belief == "difference" and base != NEVER:  # what counts is what it adds up to
