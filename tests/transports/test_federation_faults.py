@@ -19,7 +19,7 @@ from lasg.core.training import Training
 from lasg.errors import LasgError
 from lasg.problems.buffers import Buffers
 from lasg.transports.federation import Federation
-from lasg.transports.membership import FAILURES, Failed
+from lasg.transports.membership import FAILURES, Trouble
 from lasg.transports.nodes import FAILED, Node, Parcel
 from tests.transports.test_federation import KEYS, STEP, advanced, federation
 from tests.transports.test_ranks import M
@@ -71,7 +71,7 @@ def test_one_node_that_fails_is_silent_and_reported_in_few_lines_until_it_works_
     assert not uploaded[:, 2].any()
     np.testing.assert_array_equal(fed.listener.rows[2], rows[2])
     assert [report.times for report in reports] == [1, 2, 4, 8, 16]
-    assert reports[0] == Failed(1, 102, KEYS[2], "ValueError: shapes differ and more", 1)
+    assert reports[0] == Trouble(1, 102, KEYS[2], "ValueError: shapes differ and more", 1)
     assert not fed.members.refused
     wire.forged = None
     assert run.step().uploaded[2]

@@ -29,7 +29,7 @@ from lasg.problems.flat import FlatView
 from lasg.runs.files import lock
 from lasg.runs.store import MODEL
 from lasg.transports.federation import Federation
-from lasg.transports.membership import Failed, Refused
+from lasg.transports.membership import Trouble
 from lasg.transports.nodes import FAILED, Node, Parcel
 
 MEMORY, FAILURE = "lasg.memory", "lasg.failure"
@@ -235,13 +235,11 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
         say(INFO, f"round {run.server.k} of {settings.rounds}, {uploads}{measured}")
 
 
-def _report(found: Refused | Failed) -> None:
-    where = f"round {found.round}: worker {found.key}" if found.key else f"round {found.round}: a node"
-    if isinstance(found, Refused):
-        say(WARNING, f"{where} (node {found.node}) is refused: {found.reason}")
-        return
-    again = f", {found.times} times in a row" if found.times > 1 else ""
-    say(WARNING, f"{where} failed{again}: {found.reason}")
+def _report(trouble: Trouble) -> None:
+    who = f"worker {trouble.key}" if trouble.key else "a node"
+    again = f", {trouble.times} times in a row" if trouble.times > 1 else ""
+    what = f"failed{again}" if trouble.times else f"(node {trouble.node}) is refused"
+    say(WARNING, f"round {trouble.round}: {who} {what}: {trouble.reason}")
 
 
 def say(level: int, text: str, exc_info: BaseException | None = None) -> None:

@@ -47,27 +47,18 @@ class Carrier(Protocol):
         ...
 
 
-class Refused(NamedTuple):
-    """An answer that was not used."""
+class Trouble(NamedTuple):
+    """An answer that was not used: it was refused, or the node's own code raised an error."""
 
     round: int
     node: int
     key: str
     reason: str
+    times: int = 0
+    """Errors in a row, reported at 1, 2, 4, 8 ..., so that a node that fails for ever fills no log; 0: refused."""
 
 
-class Failed(NamedTuple):
-    """A node whose own code raised an error: to the round it is silent."""
-
-    round: int
-    node: int
-    key: str
-    reason: str
-    times: int
-    """In a row. Reported at 1, 2, 4, 8 ..., so that a node that fails for ever fills no log."""
-
-
-Report = Callable[[Refused | Failed], None]
+Report = Callable[[Trouble], None]
 
 
 class Membership:
@@ -90,7 +81,7 @@ class Membership:
         self.k = 0
         """The round that is open, for reports."""
         self.samples: IntArray = np.zeros(len(self.keys), np.int64)
-        self.refused: list[Refused] = []
+        self.refused: list[Trouble] = []
         """By this server; `refusals` counts those of its incarnations before, too."""
         self.refusals = 0
         self.bytes_down = self.bytes_up = 0
@@ -102,7 +93,7 @@ class Membership:
         self.node_of_worker: dict[int, int] = {}
         self.told: dict[int, Told] = {}
         """What each worker's node has, if it answers."""
-        self.failures: dict[int, Failed] = {}
+        self.failures: dict[int, Trouble] = {}
         """The last error of each node that has not answered since."""
         self._greeted: dict[str, int] = {}
         self._seen: set[int] = set()
@@ -221,7 +212,7 @@ class Membership:
         words = "".join(letter if letter.isprintable() else " " for letter in str(parcel.head.get("reason", "")))
         reason = " ".join(words.split())[:LONGEST_REASON] or "it does not say why"
         times = self._times_failed(node) + 1
-        self.failures[node] = Failed(self.k, node, key, reason, times)
+        self.failures[node] = Trouble(self.k, node, key, reason, times)
         if times & (times - 1) == 0:
             self.report(self.failures[node])
         return True
@@ -230,13 +221,13 @@ class Membership:
         """Count a refused answer; exclude a node that has too many."""
         self.refusals += 1
         self.strikes[node] += 1
-        self._note_refused(Refused(self.k, node, key, reason))
+        self._note_refused(Trouble(self.k, node, key, reason))
         if self.strikes[node] >= self.strikes_allowed:
             for m in [m for m, other in self.node_of_worker.items() if other == node]:
                 self._drop(m)
-            self._note_refused(Refused(self.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
+            self._note_refused(Trouble(self.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
 
-    def _note_refused(self, refused: Refused) -> None:
+    def _note_refused(self, refused: Trouble) -> None:
         self.refused.append(refused)
         self.report(refused)
 
