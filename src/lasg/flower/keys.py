@@ -33,20 +33,22 @@ def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> li
     folder.chmod(0o700)
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    found = [
-        _written(folder / "ca.crt", _sign(CA, authority, authority).public_bytes(pem)),
-        _written(folder / "server.pem", _sign(hosts[0], server, authority, hosts).public_bytes(pem)),
-        _written(
-            folder / "server.key", server.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), secret=True
-        ),
-    ]
+    files = {
+        "ca.crt": _sign(CA, authority, authority).public_bytes(pem),
+        "server.pem": _sign(hosts[0], server, authority, hosts).public_bytes(pem),
+        "server.key": server.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+    }
     for name in nodes:
         key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        found.append(_written(folder / f"{name}.key", private, secret=True))
-        found.append(_written(folder / f"{name}.pub", public + b"\n"))
-    return found
+        files[f"{name}.key"] = key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
+        files[f"{name}.pub"] = public + b"\n"
+    for name, content in files.items():
+        # What is secret can be read by its owner alone from its first byte on.
+        mode = 0o600 if name.endswith(".key") else 0o644
+        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+    return [folder / name for name in files]
 
 
 def _sign(subject: str, key: PrivateKey, by: PrivateKey, hosts: Sequence[str] | None = None) -> x509.Certificate:
@@ -82,10 +84,3 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _written(path: Path, content: bytes, secret: bool = False) -> Path:
-    """Write a file; a secret one can be read by its owner alone from its first byte on."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
-        file.write(content)
-    return path

@@ -96,9 +96,8 @@ class Membership:
         self.failures: dict[int, Trouble] = {}
         """The last error of each node that has not answered since."""
         self._greeted: dict[str, int] = {}
-        self._seen: set[int] = set()
         self._greet_at: dict[int, float] = {}
-        """When a node is greeted again whose greeting failed."""
+        """When a node is greeted again: once its greeting has failed; until then, never."""
 
     @property
     def weights(self) -> FloatArray:
@@ -156,11 +155,11 @@ class Membership:
         there = set(self.carrier.nodes())
         for m in [m for m, node in self.node_of_worker.items() if node not in there]:
             self._drop(m)
-        self._seen &= there
-        for node in sorted(there - self._seen):
+        self._greet_at = {node: at for node, at in self._greet_at.items() if node in there or at < math.inf}
+        for node in sorted(there):
             if self.clock() < self._greet_at.get(node, -math.inf):
                 continue
-            self._seen.add(node)
+            self._greet_at[node] = math.inf
             if self.strikes[node] < self.strikes_allowed:
                 hello = Parcel({"kind": "hello", "settings": json.dumps(self.settings)}, {})
                 self._greeted[self.push(node, hello)] = node
@@ -168,7 +167,6 @@ class Membership:
         for name, parcel in self.carrier.pull(list(self._greeted)):
             node = self._greeted.pop(name)
             if self.failed(node, "", parcel):
-                self._seen.discard(node)
                 pause = min(LONGEST_PAUSE, 2.0 ** max(0, self._times_failed(node) - 1))  # longer after every error
                 self._greet_at[node] = self.clock() + pause
                 continue
@@ -221,15 +219,14 @@ class Membership:
         """Count a refused answer; exclude a node that has too many."""
         self.refusals += 1
         self.strikes[node] += 1
-        self._note_refused(Trouble(self.k, node, key, reason))
+        told = [reason]
         if self.strikes[node] >= self.strikes_allowed:
             for m in [m for m, other in self.node_of_worker.items() if other == node]:
                 self._drop(m)
-            self._note_refused(Trouble(self.k, node, key, f"excluded after {self.strikes[node]} refused answers"))
-
-    def _note_refused(self, refused: Trouble) -> None:
-        self.refused.append(refused)
-        self.report(refused)
+            told.append(f"excluded after {self.strikes[node]} refused answers")
+        for text in told:
+            self.refused.append(Trouble(self.k, node, key, text))
+            self.report(self.refused[-1])
 
     def state(self) -> dict[str, Any]:
         """Return what survives the server."""
