@@ -1,7 +1,7 @@
 """Two versions of lasg in turns, in one run: what a simulated round and a step on ranks cost, as a ratio.
 
     git worktree add ../before COMMIT
-    python benchmarks/versions.py --before ../before/src [--data-dir DIR] [--turns 5] [--size 1000000]
+    python benchmarks/versions.py --before ../before/src [--data-dir DIR] [--turns 5] [--size 1000000] [--only ranks]
 
 Every measurement is a process of its own with one thread, the two versions one after the other; what is printed is the
 median over the turns. Versions 0.1 and 0.2 are known.
@@ -124,7 +124,7 @@ def measure(source: Path, *words: str) -> dict[str, float]:
     """Run this script in a process with another version of lasg."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(HERE), *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(HERE), "--here", *words], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(done.stderr)
@@ -153,15 +153,18 @@ def main() -> None:
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--size", type=int, default=1_000_000, help="parameters of a step on ranks")
-    parser.add_argument("--only", choices=("simulated", "ranks"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("simulated", "ranks"), help="compare these alone")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.only:
+    if options.here:
         print(json.dumps(simulated(options.data_dir) if options.only == "simulated" else on_ranks(options.size)))
         return
     if options.before is None:
         parser.error("--before is needed: the src folder of the version before")
-    compare(options.before, options.turns, ("--only", "simulated", "--data-dir", options.data_dir), "us")
-    compare(options.before, options.turns, ("--only", "ranks", "--size", str(options.size)), "ms")
+    if options.only != "ranks":
+        compare(options.before, options.turns, ("--only", "simulated", "--data-dir", options.data_dir), "us")
+    if options.only != "simulated":
+        compare(options.before, options.turns, ("--only", "ranks", "--size", str(options.size)), "ms")
 
 
 if __name__ == "__main__":
