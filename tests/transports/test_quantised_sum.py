@@ -14,10 +14,11 @@ from torch.nn.functional import cross_entropy
 import lasg
 from lasg.core.algorithms import Stages
 from lasg.core.codecs import Dense, parse
+from lasg.core.messages import News, Uploads
 from lasg.core.rules import RULES
 from lasg.transports.links import Links
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import choose_form
+from lasg.transports.routes import Setup, choose_form
 from tests.transports.ranks import on_ranks
 
 P = 1_000
@@ -30,11 +31,14 @@ def vector(rank: int) -> Tensor:
 def sums(rounds: int) -> tuple[list[Tensor], int]:
     """On a rank: the quantised sum of the ranks' vectors, with the noise of so many rounds, and the bytes sent."""
     links = Links().with_own_tags()
-    added = QuantisedSum(links, parse("qsgd8:64"), vector(0), serving=range(links.ranks), seed=3, channels=(1, 2))
+    setup = Setup(links, "scatter", 0, np.arange(links.ranks), "requantised", P, torch.float32)
+    added = QuantisedSum(setup, parse("qsgd8:64"), seed=3)
+    everybody, own = np.ones(links.ranks, np.int64), Uploads(np.ones(1, np.bool_), news=News(vector(links.rank)))
     found = []
     for k in range(rounds):
-        started = added.begin(k, vector(links.rank))
-        found.append(added.finish(k))
+        outgoing = added.outgoing(k, own)
+        started = added.send(outgoing, "scatter")
+        found.append(added.finish(outgoing, everybody, "scatter"))
         links.wait(started, "uploads")
     return found, int(links.sent.sum())
 

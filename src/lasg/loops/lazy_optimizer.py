@@ -90,8 +90,9 @@ class LazyOptimizer(torch.optim.Optimizer):
         ways = {"constants": constants, "exchange": [exchange, relay, check_every]}
         shares, theta = self._take_over(links, weight, {**stages.describe(), **ways})
         self._loss = UserLoss(self.flat, shares)
-        self._ranks = Ranks(links, exchange=exchange, hub_rank=relay, check_every=check_every, requantise=True)
-        stepping = _WrappedOptimizer(optimizer, self.flat, theta)
+        routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
+        self._ranks = Ranks(links, **routing, requantise=True, overlap=True)
+        stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
         options: dict[str, Any] = {"clip": clip, "patience": patience}
         options |= {"minibatch_loss": self._loss.loss_now, "seed": seed}
         self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
@@ -145,6 +146,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         self._loss.compute, self._loss.value = functions, None
         try:
             self.last = self._training.step()
+            self._ranks.wait()
         except Faulty:
             self._training.reset_faults()  # the next step has as much patience again
             raise
@@ -256,9 +258,12 @@ class LazyOptimizer(torch.optim.Optimizer):
 class _WrappedOptimizer:
     """The user's optimizer, stepping the user's parameters, which are views of theta."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> None:
-        self.optimizer, self.flat, self.theta = optimizer, flat, theta
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor, *, snapshots: bool) -> None:
+        """Take theta, which the parameters are views of; with `snapshots` the rule keeps models that it was shown."""
+        self.optimizer, self.flat, self.theta, self.snapshots = optimizer, flat, theta, snapshots
         self.plain = is_plain(optimizer)
+        self._first = theta
+        self._free: Tensor | None = None
         self._gradient, self._copied = torch.empty_like(theta), (0, 0, 0)
 
     @property
@@ -272,8 +277,12 @@ class _WrappedOptimizer:
 
     def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
         """Move the parameters along the aggregate."""
-        # The server keeps old models, so a step must not write into one that was handed out.
-        self.theta = self.theta.clone()
+        # The server compares with the model before the step, which stays as it is until the next one. Then its memory
+        # is used again: to fetch new memory can cost more than the arithmetic. The first model is the workers', too.
+        before, free = self.theta, self._free
+        self.theta = torch.empty_like(before) if free is None else free
+        self.theta.copy_(before)
+        self._free = None if self.snapshots or before is self._first else before
         self.flat.point_at(self.theta)
         # A copy: optimizers and hooks may write into gradients, and the aggregate is the server's. While nobody has
         # written into either, after a round without news, it is still good.

@@ -8,98 +8,90 @@ themselves to everybody would be R - 1. The price is a second rounding, of the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lasg import counter
-from lasg.core.arrays import Array
+from lasg.core.arrays import IntArray
 from lasg.core.codecs import Codec
-from lasg.transports.links import Links, Pending
+from lasg.core.messages import Uploads
+from lasg.transports.links import Pending
+from lasg.transports.routes import ONWARDS, PIECES, Carrier, Route, Setup
 
 
-class QuantisedSum:
-    """Adds up one vector per rank; `serving` are the ranks that add up a piece each."""
+class QuantisedSum(Carrier):
+    """Adds up one vector per rank, in every round."""
 
-    def __init__(
-        self,
-        links: Links,
-        codec: Codec,
-        like: Tensor,
-        *,
-        serving: Sequence[int],
-        seed: int,
-        channels: tuple[int, int],
-    ) -> None:
-        self.links, self.codec, self.seed = links, codec, seed
-        self.like, self.p = like.detach().cpu(), like.shape[-1]
-        self._up, self._down = channels
-        bounds = [self.p * i // len(serving) for i in range(len(serving) + 1)]
-        pieces = zip(serving, bounds[:-1], bounds[1:], strict=True)
-        self.pieces = {rank: slice(start, stop) for rank, start, stop in pieces if stop > start}
-        if links.rank in self.pieces:
-            links.open(self._up, dict.fromkeys(links.others, self._length(links.rank)))
-        links.open(self._down, {rank: self._length(rank) for rank in self.pieces})
-        self._own: dict[int, bytes] = {}
+    def __init__(self, setup: Setup, codec: Codec, seed: int) -> None:
+        super().__init__(setup)
+        links, self.codec, self.seed, self.k = self.links, codec, seed, 0
+        self.route = "hub" if setup.setting == "hub" else "scatter"
+        pieces = self.pieces(setup.p, self.route)
+        self.served = {rank: piece for rank, piece in pieces.items() if piece.stop > piece.start}
+        """The piece that each serving rank adds up."""
+        lengths = {rank: self._length(piece.stop - piece.start) for rank, piece in self.served.items()}
+        self._room = {rank: torch.empty(length, dtype=torch.uint8) for rank, length in lengths.items()}
+        if links.rank in lengths:
+            links.open(PIECES, dict.fromkeys(links.others, lengths[links.rank]))
+        links.open(ONWARDS, lengths)
 
-    def _length(self, rank: int) -> int:
-        """Bytes of a message for the piece that a rank serves."""
-        piece = self.pieces[rank]
-        return self.message_length(piece.stop - piece.start)
-
-    def message_length(self, p: int) -> int:
-        """Bytes of a message of p entries: a codec whose sums are encoded again knows."""
+    def _length(self, p: int) -> int:
+        """Return the bytes of a message of p entries: a codec whose sums are encoded again knows."""
         length = self.codec.length(p)
         assert length is not None
         return length
 
-    def begin(self, k: int, vector: Array) -> list[Pending]:
-        """Encode this rank's vector of round k, and begin to send its pieces to those that serve them."""
-        links, row = self.links, self.links.wire(vector).to(self.like.dtype)
-        draws = self._uniforms(counter.QUANTISER, k, self.p)
-        self._own = {rank: self._encode(row[piece], draws[piece]) for rank, piece in self.pieces.items()}
-        sends = {rank: _as_tensor(self._own[rank]) for rank in self.pieces if rank != links.rank}
-        return links.start(sends, "uploads", self._up)
+    def size(self, own: Uploads) -> int:  # noqa: ARG002
+        """Return the bytes of a message of the whole vector."""
+        return self._length(self.setup.p)
 
-    def finish(self, k: int) -> Tensor:
-        """Return the sum of all ranks' vectors of round k, in double precision."""
-        links = self.links
-        messages = {rank: links.empty(self._length(rank)) for rank in self.pieces}
+    def outgoing(self, k: int, own: Uploads) -> dict[int, Tensor]:
+        """Encode this rank's vector of round k, for each of those that serve a piece."""
+        assert own.news is not None
+        self.k = k
+        row = self.links.wire(own.news.vector).to(self.setup.dtype)
+        draws = self._uniforms(counter.QUANTISER, self.setup.p)
+        return {rank: self._encode(row[piece], draws[piece]) for rank, piece in self.served.items()}
+
+    def send(self, own: dict[int, Tensor], route: Route) -> list[Pending]:  # noqa: ARG002
+        """Begin to send the pieces to those that serve them."""
+        return self.links.start(self.of_others(own), "uploads", PIECES)
+
+    def finish(self, own: dict[int, Tensor], sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
+        """Return the sum of all ranks' vectors, in double precision."""
+        links, messages = self.links, dict(self._room)
         sends = {}
-        if links.rank in self.pieces:
-            messages[links.rank] = _as_tensor(self._sum_of_own_piece(k))
+        if links.rank in self.served:
+            messages[links.rank] = self._sum_of_own_piece(own[links.rank])
             sends = dict.fromkeys(links.others, messages[links.rank])
-        theirs = {rank: message for rank, message in messages.items() if rank != links.rank}
-        links.exchange(sends, theirs, "sums", self._down)
-        total = torch.empty(self.p, dtype=torch.float64)
-        for rank, piece in self.pieces.items():
-            total[piece] = self._decode(messages[rank].numpy().tobytes(), self.like[piece])
-        return total
+        links.exchange(sends, self.of_others(messages), "sums", ONWARDS)
+        return torch.cat([self._decode(message, rank) for rank, message in messages.items()]).double()
 
-    def _sum_of_own_piece(self, k: int) -> bytes:
+    def _sum_of_own_piece(self, own: Tensor) -> Tensor:
         """Add up what all ranks say of the piece that this rank serves; return the message of the sum."""
-        links, like = self.links, self.like[self.pieces[self.links.rank]]
-        received = {rank: links.empty(self._length(links.rank)) for rank in links.others}
-        links.receive(received, "uploads", self._up)
-        total = torch.zeros(len(like), dtype=torch.float64)
-        for rank in range(links.ranks):
-            message = self._own[rank] if rank == links.rank else received[rank].numpy().tobytes()
-            total += self._decode(message, like)
-        return self._encode(total.to(like.dtype), self._uniforms(counter.SUM, k, len(like)))
+        mine, parts = self.links.rank, {rank: torch.empty_like(own) for rank in self.links.others}
+        self.links.receive(parts, "uploads", PIECES)
+        parts[mine] = own
+        total = torch.zeros(len(self._like(mine)), dtype=torch.float64)
+        for rank in range(self.links.ranks):
+            total += self._decode(parts[rank], mine)
+        return self._encode(total.to(self.setup.dtype), self._uniforms(counter.SUM, len(total)))
 
-    def _uniforms(self, purpose: int, k: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def _uniforms(self, purpose: int, count: int) -> npt.NDArray[np.float64]:
         """Return uniform numbers, a function of (seed, purpose, rank, round)."""
-        return counter.uniforms(counter.keys(self.seed, purpose, [self.links.rank], k)[0, 0], count)
+        return counter.uniforms(counter.keys(self.seed, purpose, [self.links.rank], self.k)[0, 0], count)
 
-    def _encode(self, row: Tensor, draws: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bytes:
-        return self.codec.encode(row[None], lambda: draws[None])[0]
+    def _encode(self, row: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
+        return torch.frombuffer(bytearray(self.codec.encode(row[None], lambda: draws[None])[0]), dtype=torch.uint8)
 
-    def _decode(self, message: bytes, like: Tensor) -> Tensor:
-        row: Tensor = self.codec.decode([message], like)[0]
+    def _decode(self, message: Tensor, rank: int) -> Tensor:
+        """Return a message of the piece that a rank serves as a vector."""
+        row: Tensor = self.codec.decode([message.numpy().tobytes()], self._like(rank))[0]
         return row
 
-
-def _as_tensor(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    def _like(self, rank: int) -> Tensor:
+        """Return a vector as long as the piece that a rank serves."""
+        piece = self.served[rank]
+        return torch.empty(piece.stop - piece.start, dtype=self.setup.dtype)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,10 +16,19 @@ from lasg.core.messages import News, Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan, Problem
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
-from lasg.transports.links import PATIENT, Links
+from lasg.transports.links import PATIENT, Links, Pending
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import HOP, ROUTES, Form, Route, assign_workers, choose_form, choose_route
-from lasg.transports.uploads import ONWARDS, PIECES, Messages, Remainder, Sums, cut_messages
+from lasg.transports.routes import (
+    ROUTES,
+    Carrier,
+    Messages,
+    Relayed,
+    Setup,
+    Sums,
+    assign_workers,
+    choose_form,
+    choose_route,
+)
 
 CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
@@ -44,11 +52,13 @@ class Ranks(Local):
         tell_left: bool = False,
         check_every: int = CHECK_EVERY,
         requantise: bool = False,
+        overlap: bool = False,
     ) -> None:
         """Take the links, and how uploads are exchanged over them.
 
         Every `check_every` rounds the ranks compare checksums of their models; 0 is never. `requantise` allows what the
-        simulation does not do: to round the sum of quantised uploads again, where that is shorter.
+        simulation does not do: to round the sum of quantised uploads again, where that is shorter. With
+        `overlap` a round may go on while uploads are still leaving: `wait` must be called at its end.
         """
         self.links = (links or Links()).with_own_tags()
         if exchange not in ROUTES:
@@ -56,7 +66,8 @@ class Ranks(Local):
         if not 0 <= hub_rank < self.links.ranks:
             raise LasgError(f"the hub must be a rank, 0 to {self.links.ranks - 1}, got {hub_rank!r}")
         self.setting, self.hub_rank, self.tell_left = exchange, hub_rank, tell_left
-        self.check_every, self.requantise = check_every, requantise
+        self.check_every, self.requantise, self.overlap = check_every, requantise, overlap
+        self._under_way: list[Pending] = []
         self.is_first = self.links.rank == 0
 
     def begin(self, plan: Plan) -> Hosting:
@@ -64,159 +75,60 @@ class Ranks(Local):
         links, stages, theta = self.links, plan.stages, plan.theta
         self.owners = assign_workers(plan.workers, links.ranks)
         ids: IntArray = np.flatnonzero(self.owners == links.rank)
-        self.p, itemsize = theta.shape[-1], int(theta.itemsize)
-        self.dense, self.like = self.p * itemsize, theta
-        self.local_steps, self.once = stages.local_steps, stages.belief == "residual"
-        self.form: Form = choose_form(self.p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
-        told = {"estimate": bool(stages.rule.estimate), "left": self.tell_left, "loss": plan.wants_loss}
-        self.flags = FlagExchange(links, self.owners, self.hub_rank if self.setting == "hub" else None, told)
+        p, itemsize = theta.shape[-1], int(theta.itemsize)
+        self.like, self.local_steps = theta, stages.local_steps
+        self.form = choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
         dtype = torch.float64 if itemsize == 8 else torch.float32
-        self.sums: Sums | None = None
-        self.messages: Messages | None = None
-        self.quantised: QuantisedSum | None = None
-        self.hub_remainder: Remainder | None = None
+        setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype)
+        told = {"estimate": bool(stages.rule.estimate), "left": self.tell_left, "loss": plan.wants_loss}
+        self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
+        self.carrier: Carrier
         self.hub_listener = None
+        self.once = stages.belief == "residual"
+        length = stages.codec.length(p, itemsize)
         if self.form in ("summed", "totals"):
-            self.sums = Sums(links, self.setting, self.hub_rank, self.p, dtype, self.form)
+            self.carrier = Sums(setup)
             return Hosting(ids, plan.listener(len(ids), whole=self.form == "totals"), "news")
         if self.form == "requantised":
-            serving = [self.hub_rank] if self.setting == "hub" else list(range(links.ranks))
-            self.quantised = QuantisedSum(
-                links, stages.codec, theta, serving=serving, seed=plan.seed, channels=(PIECES, ONWARDS)
-            )
+            self.carrier = QuantisedSum(setup, stages.codec, plan.seed)
             dense = dataclasses.replace(stages, codec=Dense())  # here the transport encodes
             return Hosting(ids, plan.listener(len(ids), whole=True), "news", dense)
-        length = stages.codec.length(self.p, itemsize) or 0
-        lengths = [int(count) * length for count in np.bincount(self.owners, minlength=links.ranks)]
-        self._longest = max(lengths)
-        relayed = self.form == "relayed"
-        self.messages = Messages(links, self.setting, self.hub_rank, lengths, self.dense if relayed else None)
-        if not relayed:
+        if self.form == "packed":
+            self.carrier = Messages(setup, length)
             return Hosting(ids, plan.listener(plan.workers))
-        self.hub_remainder = Remainder(self.p, dtype)
         if links.rank == self.hub_rank:
             self.hub_listener = plan.listener(plan.workers)
+        self.carrier = Relayed(setup, length, self.hub_listener)
         return Hosting(ids, None)
 
     def exchange(self, request: Request, own: Uploads) -> Uploads:
         """Tell the others what the workers of this rank answered, and return what all of them did."""
-        checks = self.check_every and request.k and request.k % self.check_every == 0
-        number = checksum(request.theta) if checks else None
-        outgoing, route = self._outgoing(own), self._known_route()
-        if self.quantised is not None:
-            assert own.news is not None
-            started = self.quantised.begin(request.k, own.news.vector)
-        else:
-            started = [] if route is None or outgoing is None else self._carrier.begin(outgoing, route)
-        flags = self.flags.exchange(own, self._sizes(own), number)
-        uploaded = flags.sizes > 0
-        uploads = int(np.count_nonzero(uploaded))
-        news: News | None = None
-        messages: tuple[bytes, ...] = ()
-        if self.quantised is not None:
-            news = News(self._here(self.quantised.finish(request.k)), whole=True)
-        elif uploads or self.form == "totals":
-            lengths = self._lengths(np.maximum(flags.sizes, 0))
+        carrier, checks = self.carrier, self.check_every and request.k and request.k % self.check_every == 0
+        outgoing, route = carrier.outgoing(request.k, own), carrier.route
+        self._under_way = [] if route is None else carrier.send(outgoing, route)
+        sizes, uploads = self.flags.exchange(own, carrier.size(own), checksum(request.theta) if checks else None)
+        if uploads.uploads or carrier.in_every_round:
             if route is None:
-                route = choose_route(self.setting, self.form, self.dense, lengths)
-                started = self._carrier.begin(outgoing, route)
-            news, messages = self._finish(outgoing, flags.sizes, lengths, route)
+                route = choose_route(carrier.setup, carrier.lengths(sizes))
+                self._under_way = carrier.send(outgoing, route)
+            carried = carrier.finish(outgoing, sizes, route)
+            uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":
-            news = News(self._here(torch.zeros(self.p, dtype=torch.float64)), whole=True)
-        self.links.wait(started, "uploads")
-        return self._together(request, flags, uploaded, news, messages)
+            uploads = self._with_news(uploads, torch.zeros(carrier.setup.p, dtype=torch.float64))
+        if not self.overlap:
+            self.wait()
+        computed = int(np.count_nonzero(request.computes))
+        return uploads._replace(gradients=computed * request.points * self.local_steps)
 
-    def _together(
-        self, request: Request, flags: Flags, uploaded: Any, news: News | None, messages: tuple[bytes, ...]
-    ) -> Uploads:
-        """Return what all ranks answered."""
-        broken = flags.sizes < 0
-        return Uploads(
-            uploaded,
-            int(np.count_nonzero(uploaded)),
-            8 * int(flags.sizes[uploaded].sum()),
-            int(np.count_nonzero(request.computes)) * request.points * self.local_steps,
-            news,
-            messages,
-            left=flags.left,
-            estimates=None if flags.estimates is None else flags.estimates[uploaded],
-            broken=broken if broken.any() else None,
-            loss=flags.loss,
-            control=flags.control,
-            differing=flags.differing,
-        )
+    def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
+        """Return uploads that mean this for the aggregate."""
+        vector: Array = host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
+        return uploads._replace(news=News(vector, self.carrier.in_every_round or self.once))
 
-    # -- uploads ----------------------------------------------------------------------------------------------
-
-    @property
-    def _carrier(self) -> Sums | Messages:
-        carrier = self.messages if self.sums is None else self.sums
-        assert carrier is not None
-        return carrier
-
-    def _outgoing(self, own: Uploads) -> Tensor | None:
-        """Return what this rank uploads, as it travels."""
-        if own.messages:
-            return self.links.wire(np.frombuffer(b"".join(own.messages), np.uint8).copy())
-        if self.sums is None or own.news is None or not (own.uploads or self.form == "totals"):
-            return None
-        return self.sums.outgoing(self.links.wire(own.news.vector))
-
-    def _sizes(self, own: Uploads) -> IntArray | int:
-        """Return the bytes of this rank's uploads, one number each."""
-        if self.quantised is not None:
-            return self.quantised.message_length(self.p)
-        if own.messages:
-            return np.array([len(message) for message in own.messages])
-        return own.bits // 8 // max(1, own.uploads)
-
-    def _lengths(self, sizes: IntArray) -> IntArray:
-        """Return the bytes that each rank uploads."""
-        if self.form == "totals":
-            return np.full(self.links.ranks, self.dense)
-        lengths: IntArray = np.bincount(self.owners, sizes, self.links.ranks).astype(np.int64)
-        return np.where(lengths > 0, self.dense, 0) if self.form == "summed" else lengths
-
-    def _known_route(self) -> Route | None:
-        """Return the route where it does not depend on who uploads: then uploads leave together with the flags."""
-        allowed = ROUTES[self.setting]
-        if len(allowed) == 1:
-            return allowed[0]
-        if self.form == "totals":
-            return choose_route(self.setting, self.form, self.dense, np.full(self.links.ranks, self.dense))
-        short = self.form == "packed" and 0 < self._longest * (self.links.ranks - 1) <= HOP
-        return "direct" if short else None  # what `choose_route` would say, whoever uploads
-
-    def _finish(
-        self, own: Tensor | None, sizes: IntArray, lengths: IntArray, route: Route
-    ) -> tuple[News | None, tuple[bytes, ...]]:
-        """Return the sum of all news, or all messages."""
-        if self.sums is not None:
-            return News(self._here(self.sums.finish(own, lengths, route)), self.form == "totals" or self.once), ()
-        assert self.messages is not None
-        if self.form == "relayed":
-            return News(self._here(self._relay(own, sizes, lengths).double()), self.once), ()
-        return None, cut_messages(self.messages.finish(own, lengths, route), sizes, self.owners)
-
-    def _relay(self, own: Tensor | None, sizes: IntArray, lengths: IntArray) -> Tensor:
-        """Return the sum of all news, which the hub hears and tells."""
-        links = self.links
-        assert self.messages is not None
-        assert self.hub_remainder is not None
-        if self.hub_listener is None:
-            total = links.empty(self.p, self.hub_remainder.dtype)
-            links.receive({self.hub_rank: total}, "sums", ONWARDS)
-            return total
-        messages = cut_messages(self.messages.at_hub(own, lengths), sizes, self.owners)
-        news = self.hub_listener.take(messages, np.flatnonzero(sizes > 0))
-        assert news is not None
-        total = self.hub_remainder.round(links.wire(news.vector))
-        links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)
-        return total
-
-    def _here(self, total: Tensor) -> Array:
-        """Return what came over the links as the server has its vectors."""
-        return host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
+    def wait(self) -> None:
+        """Wait until what this rank uploads has left it."""
+        self.links.wait(self._under_way, "uploads")
+        self._under_way = []
 
     # -- what the ranks share ---------------------------------------------------------------------------------
 
@@ -237,22 +149,16 @@ class Ranks(Local):
                 self.links.exchange({}, {rank: received}, "buffers")
                 rows[theirs] = received.to(rows.device)
 
-    @property
-    def _remainders(self) -> dict[str, Remainder | None]:
-        """What rounding has taken away, by the name under which it is checkpointed."""
-        own, served = (None, self.hub_remainder) if self.sums is None else (self.sums.own, self.sums.served)
-        return {"owed": own, "owed_sum": served}
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
-        owed = {name: None if it is None else it.owed for name, it in self._remainders.items()}
+        owed = {name: remainder.owed for name, remainder in self.carrier.remainders.items()}
         heard = None if self.hub_listener is None else self.hub_listener.state()
-        return {**owed, "hub": heard, "sent": self.links.sent}
+        return {"owed": None, "owed_sum": None, **owed, "hub": heard, "sent": self.links.sent}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        for name, remainder in self._remainders.items():
-            if remainder is not None and remainder.owed is not None:
+        for name, remainder in self.carrier.remainders.items():
+            if remainder.owed is not None:
                 remainder.owed.copy_(state[name])
         if self.hub_listener is not None:
             rows = state.get("contributed")  # lasg 0.1's name
@@ -260,126 +166,83 @@ class Ranks(Local):
         self.links.sent[:] = host(state["sent"])
 
 
-# -- flags: the few bytes that every rank says of its workers in every round -------------------------------------------
-
-
-class Flags(NamedTuple):
-    """What every rank knows of all M workers."""
-
-    sizes: IntArray
-    """Bytes of each worker's upload; 0: silent; -1: its gradient was not finite."""
-    estimates: FloatArray | None
-    """Estimates of L_m, where the rule has them; 0 for who does not upload."""
-    left: FloatArray | None
-    """The rule's left side, where it is told."""
-    loss: float | None
-    """The mean loss of those that computed, where it is told."""
-    control: int
-    """The highest control field of any rank."""
-    differing: tuple[int, ...]
-    """The ranks whose model was not rank 0's, if the round compared them."""
-
-
 class FlagExchange:
-    """Tells everybody, over the hub or directly, how much the workers of this rank upload."""
+    """Tells everybody, over the hub or directly, the few bytes that every rank says of its workers in every round."""
 
-    def __init__(self, links: Links, owners: IntArray, hub_rank: int | None, told: dict[str, bool]) -> None:
-        """Take the links, the rank of each worker, the hub if there is one, and which numbers are `told` per worker.
+    def __init__(self, setup: Setup, told: list[str]) -> None:
+        """Take what is `told` per worker besides how much it uploads: of `estimate`, `left` and `loss`, some.
 
-        Of these, `estimate`, `left` and `loss` are known. A rank's message begins with a header of 8 or 16 bytes: the
-        control field, and in rounds that compare the models a checksum.
+        A rank's message is numbers in float64, where all of these are exact: the control field; in rounds that compare
+        the models a checksum; then a row per worker.
         """
-        self.links, self.owners, self.hub_rank, self.told = links, owners, hub_rank, told
-        self.mine = owners == links.rank
-        self._counts = np.bincount(owners, minlength=links.ranks).tolist()
-        self._row = np.dtype([("size", "<i8"), *((name, "<f8") for name, is_told in told.items() if is_told)])
-        rows = {rank: 16 + self._counts[rank] * self._row.itemsize for rank in range(links.ranks)}
-        if hub_rank is None or links.rank == hub_rank:
-            links.open(FLAGS, rows)
-        if hub_rank is not None:
-            links.open(ALL_FLAGS, {hub_rank: 16 * links.ranks + len(owners) * self._row.itemsize})
+        links = self.links = setup.links
+        self.hub_rank = setup.hub_rank if setup.setting == "hub" else None
+        self.mine = setup.owners == links.rank
+        self.columns = {name: i for i, name in enumerate(["size", *told])}
+        self._numbers = (np.bincount(setup.owners, minlength=links.ranks) * len(self.columns)).tolist()
+        if self.hub_rank is None or links.rank == self.hub_rank:
+            links.open(FLAGS, {rank: 8 * (2 + count) for rank, count in enumerate(self._numbers)})
+        if self.hub_rank is not None:
+            links.open(ALL_FLAGS, {self.hub_rank: 8 * (2 * links.ranks + sum(self._numbers))})
 
-    def exchange(self, own: Uploads, sizes: IntArray | int, checksum: int | None) -> Flags:
-        """Tell what the workers of this rank answered; return what all did. `sizes` are the bytes of its uploads."""
-        table = np.zeros(len(self.owners), self._row)
-        rows = table[self.mine]
+    def exchange(self, own: Uploads, size: IntArray | int, checksum: int | None) -> tuple[IntArray, Uploads]:
+        """Tell what the workers of this rank answered, with the bytes of each upload; return what all did.
+
+        First the bytes of all workers' uploads; 0: silent; -1: its gradient was not finite.
+        """
+        columns = self.columns
+        rows = np.zeros((len(own.uploaded), len(columns)))
         if own.uploads:
-            rows["size"][own.uploaded] = sizes
+            rows[own.uploaded, 0] = size
         if own.broken is not None:
-            rows["size"][own.broken] = -1
+            rows[own.broken, 0] = -1
         if own.estimates is not None:
-            rows["estimate"][own.uploaded] = own.estimates
-        if self.told["left"]:
-            rows["left"] = np.nan if own.left is None else own.left
-        if self.told["loss"]:
-            rows["loss"] = own.loss
-        table[self.mine] = rows
+            rows[own.uploaded, columns["estimate"]] = own.estimates
+        if "left" in columns:
+            rows[:, columns["left"]] = np.nan if own.left is None else own.left
+        if "loss" in columns:
+            rows[:, columns["loss"]] = own.loss
         head = [own.control] if checksum is None else [own.control, checksum]
-        heads = np.zeros((self.links.ranks, len(head)), np.uint64)
-        heads[self.links.rank] = head
-        (self._tell if self.hub_rank is None else self._tell_over_hub)(heads, table)
+        said = torch.from_numpy(np.concatenate([head, rows.reshape(-1)]))
+        heard = self._tell(said, [len(head) + count for count in self._numbers])
+        heads = np.stack([numbers[: len(head)] for numbers in heard])
+        table = np.concatenate([numbers[len(head) :] for numbers in heard]).reshape(-1, len(columns))
         return self._read(heads, table, own)
 
-    def _read(self, heads: npt.NDArray[np.uint64], table: npt.NDArray[Any], own: Uploads) -> Flags:
-        left = None
-        if self.told["left"] and not np.isnan(table["left"]).all():
-            left = table["left"].copy()
-        elif own.left is not None:  # of the others it is not known
-            left = np.full(len(self.owners), np.nan)
-            left[self.mine] = own.left
-        estimates = table["estimate"].copy() if self.told["estimate"] else None
-        losses = table["loss"][np.isfinite(table["loss"])] if self.told["loss"] else ()
-        sums = heads[:, 1:]
-        return Flags(
-            table["size"].astype(np.int64),
-            estimates,
-            left,
-            float(np.mean(losses)) if len(losses) else None,
-            int(heads[:, 0].max()),
-            tuple(np.flatnonzero((sums != sums[0]).any(1)).tolist()) if sums.size else (),
-        )
-
-    def _tell(self, heads: npt.NDArray[np.uint64], table: npt.NDArray[Any]) -> None:
-        """Tell every rank, and hear every rank."""
-        heard = self._room(heads)
-        said = self.links.wire(_as_bytes(heads[self.links.rank], table[self.mine]))
-        self.links.exchange(dict.fromkeys(self.links.others, said), heard, "flags", FLAGS)
-        self._note(heads, table, heard)
-
-    def _tell_over_hub(self, heads: npt.NDArray[np.uint64], table: npt.NDArray[Any]) -> None:
-        """Tell the hub, which tells everybody."""
+    def _tell(self, said: Tensor, lengths: list[int]) -> list[FloatArray]:
+        """Tell every rank, or the hub, which tells everybody; return what each rank said, of so many numbers."""
         links, hub = self.links, self.hub_rank
-        assert hub is not None
+        if hub is not None and links.rank != hub:
+            everything = said.new_empty(sum(lengths))
+            started = links.start({hub: said}, "flags", FLAGS)
+            links.receive({hub: everything}, "flags", ALL_FLAGS)
+            links.wait(started, "flags")
+            return [numbers.numpy() for numbers in torch.split(everything, lengths)]
+        room = {rank: said.new_empty(lengths[rank]) for rank in links.others}
+        links.exchange({} if links.rank == hub else dict.fromkeys(links.others, said), room, "flags", FLAGS)
+        heard = [said if rank == links.rank else room[rank] for rank in range(links.ranks)]
         if links.rank == hub:
-            heard = self._room(heads)
-            links.receive(heard, "flags", FLAGS)
-            self._note(heads, table, heard)
-            everything = links.wire(_as_bytes(heads, table))
-            links.exchange(dict.fromkeys(links.others, everything), {}, "flags", ALL_FLAGS)
-            return
-        everything = links.empty(heads.nbytes + table.nbytes)
-        said = links.wire(_as_bytes(heads[links.rank], table[self.mine]))
-        started = links.start({hub: said}, "flags", FLAGS)
-        links.receive({hub: everything}, "flags", ALL_FLAGS)
-        links.wait(started, "flags")
-        data = host(everything)
-        heads[:] = data[: heads.nbytes].view(np.uint64).reshape(heads.shape)
-        table[:] = data[heads.nbytes :].view(self._row)
+            links.exchange(dict.fromkeys(links.others, torch.cat(heard)), {}, "flags", ALL_FLAGS)
+        return [numbers.numpy() for numbers in heard]
 
-    def _room(self, heads: npt.NDArray[np.uint64]) -> dict[int, Tensor]:
-        """Return room for what the other ranks say."""
-        head = 8 * heads.shape[1]
-        return {rank: self.links.empty(head + self._counts[rank] * self._row.itemsize) for rank in self.links.others}
-
-    def _note(self, heads: npt.NDArray[np.uint64], table: npt.NDArray[Any], heard: dict[int, Tensor]) -> None:
-        """Take what the other ranks said."""
-        head = 8 * heads.shape[1]
-        for rank, said in heard.items():
-            data = host(said)
-            heads[rank] = data[:head].view(np.uint64)
-            table[self.owners == rank] = data[head:].view(self._row)
-
-
-def _as_bytes(head: npt.NDArray[np.uint64], rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return headers, and the flags of some workers, as bytes."""
-    return np.concatenate([np.ascontiguousarray(head).reshape(-1).view(np.uint8), rows.view(np.uint8)])
+    def _read(self, heads: FloatArray, table: FloatArray, own: Uploads) -> tuple[IntArray, Uploads]:
+        """Return the bytes of all workers' uploads, and what all of them answered."""
+        told = {name: table[:, i] for name, i in self.columns.items()}
+        sizes = told["size"].astype(np.int64)
+        uploaded, broken = sizes > 0, sizes < 0
+        left = told.get("left", np.full(len(sizes), np.nan))
+        if own.left is not None:  # of the others it may not be known
+            left[self.mine] = own.left
+        losses = told["loss"][np.isfinite(told["loss"])] if "loss" in told else ()
+        sums = heads[:, 1:]
+        return sizes, Uploads(
+            uploaded,
+            int(np.count_nonzero(uploaded)),
+            8 * int(sizes[uploaded].sum()),
+            left=None if np.isnan(left).all() else left,
+            estimates=told["estimate"][uploaded] if "estimate" in told else None,
+            broken=broken if broken.any() else None,
+            loss=float(np.mean(losses)) if len(losses) else None,
+            control=int(heads[:, 0].max()),
+            differing=tuple(np.flatnonzero((sums != sums[0]).any(1)).tolist()),
+        )

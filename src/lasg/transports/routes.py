@@ -1,4 +1,4 @@
-"""Over which route the uploads of ranks travel, and in which form: pure functions of lengths, never of measured time.
+"""How uploads get from rank to rank: in which form, over which route, and what carries them.
 
 The forms, one per run:
 
@@ -13,17 +13,25 @@ The forms, one per run:
 
 The routes, one per round: `direct`, from the uploader to everybody; `scatter`, in pieces to the ranks, each of which
 sums (or collects) its piece and sends it on; and `hub`, the same with one rank that does it all.
+
+Both are chosen by lengths, never by measured time. Sums are taken in the order of the ranks, in float64, by one rank or
+by all alike: all ranks agree to the bit.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import IntArray
+from lasg.core.arrays import IntArray, host
+from lasg.core.belief import Listener
+from lasg.core.messages import Uploads
 from lasg.errors import LasgError
+from lasg.transports.links import Links, Pending
 
 Form = Literal["summed", "totals", "packed", "relayed", "requantised"]
 Route = Literal["direct", "scatter", "hub"]
@@ -37,6 +45,27 @@ ROUTES: dict[str, tuple[Route, ...]] = {
 """What a user may set, and what it allows."""
 HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
+DIRECT, PIECES, ONWARDS = 3, 4, 5
+"""Channels: messages of one kind keep their order."""
+
+
+class Setup(NamedTuple):
+    """What all carriers need to know."""
+
+    links: Links
+    setting: str
+    """What the user set: a key of `ROUTES`."""
+    hub_rank: int
+    owners: IntArray
+    """The rank of each worker."""
+    form: Form
+    p: int
+    dtype: torch.dtype
+
+    @property
+    def dense(self) -> int:
+        """The bytes of a dense vector."""
+        return self.p * self.dtype.itemsize
 
 
 def assign_workers(workers: int, ranks: int) -> IntArray:
@@ -88,21 +117,252 @@ def cost(route: Route, form: Form, dense: int, sizes: IntArray) -> tuple[int, in
     return total + others * onwards, others * onwards + 2 * HOP
 
 
-def choose_route(setting: str, form: Form, dense: int, sizes: IntArray) -> Route:
-    """Return the route of a round's uploads.
+def choose_route(setup: Setup, sizes: IntArray) -> Route:
+    """Return the route of a round's uploads, of which each rank has so many bytes.
 
     The one whose busiest link carries least, among those that send no more than an all-reduce, 2 (R - 1) vectors.
     """
-    allowed = ROUTES[setting]
-    limit = 2 * (len(sizes) - 1) * dense
-    costs = {name: cost(name, form, dense, sizes) for name in allowed}
+    allowed = ROUTES[setup.setting]
+    limit = 2 * (len(sizes) - 1) * setup.dense
+    costs = {name: cost(name, setup.form, setup.dense, sizes) for name in allowed}
     fitting = [name for name in allowed if costs[name][0] <= limit] or list(allowed)
     return min(fitting, key=lambda name: costs[name][1])
 
 
-def split(count: int, ranks: int, route: Route, hub_rank: int) -> dict[int, slice]:
-    """Return which part of so many entries or bytes each rank serves that serves any."""
-    if route == "hub":
-        return {hub_rank: slice(0, count)}
-    bounds = [count * rank // ranks for rank in range(ranks + 1)]
-    return {rank: slice(bounds[rank], bounds[rank + 1]) for rank in range(ranks)}
+class Remainder:
+    """What rounding to the run's dtype has taken away so far; it goes along with what is rounded next."""
+
+    def __init__(self, p: int, dtype: torch.dtype) -> None:
+        self.owed = None if dtype == torch.float64 else torch.zeros(p, dtype=torch.float64)
+        self._rounded = torch.empty(0, dtype=dtype)
+
+    def round(self, values: Tensor, where: slice = slice(None)) -> Tensor:
+        """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
+        if self.owed is None:
+            return values
+        wanted = self.owed[where]
+        wanted += values
+        rounded = self._rounded.resize_(len(wanted)).copy_(wanted)
+        wanted -= rounded
+        return rounded
+
+
+class Carrier:
+    """What carries a run's uploads, in one of the forms."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.links = setup, setup.links
+        self.in_every_round = setup.form in ("totals", "requantised")
+        """Whether all ranks send in every round, whoever uploads."""
+        allowed = ROUTES[setup.setting]
+        self.route: Route | None = allowed[0] if len(allowed) == 1 else None
+        """The route, where it does not depend on who uploads: then uploads leave together with the flags."""
+        self.remainders: dict[str, Remainder] = {}
+        """What rounding has taken away, by the name under which it is checkpointed."""
+
+    def open(self, longest: list[int], onwards: int | None = None) -> None:
+        """Get ready for uploads of up to `longest` bytes per rank, and for what is sent `onwards`: by default, all."""
+        links = self.links
+        # A piece is rounded up, in entries or bytes.
+        pieces = {rank: -(-size // links.ranks) + 8 for rank, size in enumerate(longest)}
+        serves = set(range(links.ranks))
+        if self.setup.setting == "hub":
+            pieces, serves = dict(enumerate(longest)), {self.setup.hub_rank}
+        if "direct" in ROUTES[self.setup.setting]:
+            links.open(DIRECT, dict(enumerate(longest)))
+        if links.rank in serves:
+            links.open(PIECES, pieces)
+        links.open(ONWARDS, dict.fromkeys(serves, sum(pieces.values()) if onwards is None else onwards))
+
+    def pieces(self, count: int, route: Route) -> dict[int, slice]:
+        """Return which part of so many entries or bytes each rank serves that serves any."""
+        if route == "hub":
+            return {self.setup.hub_rank: slice(0, count)}
+        ranks = self.links.ranks
+        return {rank: slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)}
+
+    def of_others(self, by_rank: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Return what is not of this rank, or for it."""
+        return {rank: tensor for rank, tensor in by_rank.items() if rank != self.links.rank}
+
+    def size(self, own: Uploads) -> IntArray | int:
+        """Return the bytes of each of this rank's uploads."""
+        return own.bits // 8 // max(1, own.uploads)
+
+    def lengths(self, sizes: IntArray) -> IntArray:
+        """Return the bytes that each rank uploads, given those of each worker."""
+        return np.bincount(self.setup.owners, np.maximum(sizes, 0), self.links.ranks).astype(np.int64)
+
+    def outgoing(self, k: int, own: Uploads) -> Any:
+        """Return what this rank uploads in round k, as it travels; None: nothing."""
+        raise NotImplementedError
+
+    def send(self, own: Any, route: Route) -> list[Pending]:
+        """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
+        if own is None:
+            return []
+        if route == "direct":
+            return self.links.start(dict.fromkeys(self.links.others, own), "uploads", DIRECT)
+        pieces = {rank: own[piece] for rank, piece in self.pieces(len(own), route).items()}
+        return self.links.start(self.of_others(pieces), "uploads", PIECES)
+
+    def finish(self, own: Any, sizes: IntArray, route: Route) -> Any:
+        """Return what all ranks sent: the sum of it in double precision, or the messages in the workers' order."""
+        raise NotImplementedError
+
+
+class Sums(Carrier):
+    """Vectors of the run's dtype that are added up: of those that upload, or in every round of everybody."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        dense, ranks = setup.dense, self.links.ranks
+        self.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
+        if self.in_every_round:
+            self.route = choose_route(setup, np.full(ranks, dense))
+        else:  # of this rank's uploads, and of the sums of the piece that it serves
+            self.remainders = {name: Remainder(setup.p, setup.dtype) for name in ("owed", "owed_sum")}
+        # Vectors as long as the model are made once: new ones in every round would cost more than the sums. Of totals
+        # there are two, since the server has the last one while the next is made.
+        self._received: dict[int, Tensor] = {}
+        self._totals = [torch.empty(0, dtype=torch.float64) for _ in range(2)]
+
+    def lengths(self, sizes: IntArray) -> IntArray:
+        """Return the bytes that each rank uploads: a vector, whoever of its workers does."""
+        return np.where((super().lengths(sizes) > 0) | self.in_every_round, self.setup.dense, 0)
+
+    def outgoing(self, k: int, own: Uploads) -> Tensor | None:  # noqa: ARG002
+        """Return the sum of this rank's news as it travels."""
+        if own.news is None or not (own.uploads or self.in_every_round):
+            return None
+        return self._rounded("owed", self.links.wire(own.news.vector))
+
+    def _rounded(self, name: str, values: Tensor, where: slice = slice(None)) -> Tensor:
+        """Return values in the run's dtype; where there is a remainder, it keeps what this takes away."""
+        return self.remainders[name].round(values, where) if self.remainders else values.to(self.setup.dtype)
+
+    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:
+        """Return the sum of what all uploading ranks sent; of totals that were sent onwards as they came."""
+        uploading = np.flatnonzero(self.lengths(sizes)).tolist()
+        if route == "direct":
+            return self._sum(own, uploading, slice(0, self.setup.p), DIRECT)
+        links = self.links
+        pieces = self.pieces(self.setup.p, route)
+        result = torch.empty(self.setup.p, dtype=self.setup.dtype)
+        sends = {}
+        if links.rank in pieces:
+            mine = pieces[links.rank]
+            result[mine] = self._rounded("owed_sum", self._sum(own, uploading, mine, PIECES), mine)
+            sends = dict.fromkeys(links.others, result[mine])
+        theirs = {rank: result[piece] for rank, piece in pieces.items()}
+        links.exchange(sends, self.of_others(theirs), "sums", ONWARDS)
+        return result if self.in_every_round else result.double()
+
+    def _sum(self, own: Tensor | None, uploading: list[int], where: slice, channel: int) -> Tensor:
+        """Receive a piece of what ranks upload; return its sum in double precision, good until the call after the next.
+
+        It is taken in the order of the ranks, by whoever takes it.
+        """
+        length = where.stop - where.start
+        for rank in uploading:
+            if rank not in self._received or len(self._received[rank]) != length:
+                self._received[rank] = torch.empty(length, dtype=self.setup.dtype)
+        parts = {rank: self._received[rank] for rank in uploading}
+        self.links.receive(self.of_others(parts), "uploads", channel)
+        if own is not None:
+            parts[self.links.rank] = own[where]
+        total = self._totals.pop(0)
+        self._totals.append(total)
+        first, *others = parts.values()
+        total.resize_(length).copy_(first)
+        for part in others:
+            total += part
+        return total
+
+
+class Messages(Carrier):
+    """Encoded messages, from whoever uploads to everybody."""
+
+    def __init__(self, setup: Setup, length: int | None) -> None:
+        """Take the bytes of a message, if they are known."""
+        super().__init__(setup)
+        longest = (np.bincount(setup.owners, minlength=self.links.ranks) * (length or 0)).tolist()
+        if length:
+            self.open(longest, setup.dense if setup.form == "relayed" else None)
+        if self.route is None and 0 < max(longest) * (self.links.ranks - 1) <= HOP:
+            self.route = "direct"  # what `choose_route` would say, whoever uploads
+
+    def outgoing(self, k: int, own: Uploads) -> Tensor | None:  # noqa: ARG002
+        """Return this rank's messages, one after another."""
+        return torch.frombuffer(bytearray(b"".join(own.messages)), dtype=torch.uint8) if own.messages else None
+
+    def size(self, own: Uploads) -> IntArray:
+        """Return the bytes of each message."""
+        return np.array([len(message) for message in own.messages])
+
+    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Any:
+        """Return all messages, in the order of the workers."""
+        payloads = self._room(own, sizes)
+        if route == "direct":
+            self.links.receive(self.of_others(payloads), "uploads", DIRECT)
+        else:
+            self._served(payloads, route)
+        return self._messages(payloads, sizes)
+
+    def _room(self, own: Tensor | None, sizes: IntArray) -> dict[int, Tensor]:
+        """Return this rank's messages, and room for the others'."""
+        lengths = self.lengths(sizes)
+        room = {rank: torch.empty(lengths[rank], dtype=torch.uint8) for rank in np.flatnonzero(lengths).tolist()}
+        return room if own is None else {**room, self.links.rank: own}
+
+    def _served(self, payloads: dict[int, Tensor], route: Route) -> None:
+        """Fill in the other ranks' messages: pieces to the ranks that serve them, which send on all they have."""
+        links = self.links
+        pieces = {rank: self.pieces(len(payload), route) for rank, payload in payloads.items()}
+        serving = self.pieces(0, route)
+
+        def parts(server: int, to: int) -> list[Tensor]:
+            """What a serving rank sends on: its piece of every upload but that of who gets it."""
+            return [payloads[rank][pieces[rank][server]] for rank in sorted(payloads) if rank != to]
+
+        sends = {}
+        if links.rank in serving:
+            incoming = {rank: payload[pieces[rank][links.rank]] for rank, payload in payloads.items()}
+            links.receive(self.of_others(incoming), "uploads", PIECES)
+            sends = {to: torch.cat(parts(links.rank, to)) for to in links.others if parts(links.rank, to)}
+        missing = {server: parts(server, links.rank) for server in serving if server != links.rank}
+        onwards = {server: torch.empty(sum(map(len, some)), dtype=torch.uint8) for server, some in missing.items()}
+        links.exchange(sends, onwards, "uploads", ONWARDS)
+        for server, some in missing.items():
+            for part, data in zip(some, torch.split(onwards[server], [len(part) for part in some]), strict=True):
+                part.copy_(data)
+
+    def _messages(self, payloads: dict[int, Tensor], sizes: IntArray) -> tuple[bytes, ...]:
+        """Cut what the ranks sent into the messages of their workers."""
+        data = b"".join(host(payloads[rank]).tobytes() for rank in sorted(payloads))
+        ends = np.cumsum(sizes[sizes > 0]).tolist()
+        return tuple(data[start:end] for start, end in zip([0, *ends], ends, strict=False))
+
+
+class Relayed(Messages):
+    """Encoded messages to the hub, which alone hears them, and the sum of what they say from there."""
+
+    def __init__(self, setup: Setup, length: int | None, listener: Listener | None) -> None:
+        """Take the bytes of a message, and, at the hub, who listens there."""
+        super().__init__(setup, length)
+        self.listener, self.remainders = listener, {"owed_sum": Remainder(setup.p, setup.dtype)}
+
+    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
+        """Return the sum of all news, which the hub hears and tells."""
+        links = self.links
+        if self.listener is None:
+            total = torch.empty(self.setup.p, dtype=self.setup.dtype)
+            links.receive({self.setup.hub_rank: total}, "sums", ONWARDS)
+            return total.double()
+        payloads = self._room(own, sizes)
+        links.receive(self.of_others(payloads), "uploads", PIECES)
+        news = self.listener.take(self._messages(payloads, sizes), np.flatnonzero(sizes > 0))
+        assert news is not None
+        total = self.remainders["owed_sum"].round(links.wire(news.vector))
+        links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)
+        return total.double()
