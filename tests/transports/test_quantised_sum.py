@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import lasg
 from lasg.core.algorithms import Stages
-from lasg.core.codecs import Dense, parse
+from lasg.core.codecs import Dense, Noise, as_codec, parse
 from lasg.core.messages import News, Uploads
 from lasg.core.rules import RULES
 from lasg.transports.links import Links
@@ -68,6 +69,23 @@ def test_it_is_taken_by_always_with_a_quantiser_from_three_ranks_on_and_only_whe
     assert chosen(np.arange(3), wk2, "auto") == "packed"  # who may be silent sends messages
     assert chosen(np.arange(3), Stages(codec=Dense()), "auto") == "totals"
     assert choose_form(100_000, 4, np.arange(3), always, "auto") == "packed"
+
+
+class Unmeasured:
+    """A codec of one's own that is unbiased, and does not say how long its messages are."""
+
+    unbiased = True
+
+    def encode(self, rows: Tensor, _: Noise) -> list[bytes]:
+        return [row.numpy().tobytes() for row in rows]
+
+    def decode(self, messages: Sequence[bytes], like: Tensor) -> Tensor:
+        return torch.stack([torch.frombuffer(bytearray(message), dtype=like.dtype) for message in messages])
+
+
+def test_messages_of_unknown_length_are_sent_as_they_are() -> None:
+    own = Stages(rule=RULES["always"], codec=as_codec(Unmeasured()))
+    assert choose_form(100_000, 4, np.arange(3), own, "auto", requantise=True) == "packed"
 
 
 def bytes_beside_an_all_reduce() -> tuple[float, bool]:

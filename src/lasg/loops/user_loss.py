@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,21 +38,22 @@ class UserLoss:
         while len(self._rows) < len(points):
             self._rows.append(self.flat.parameters[0].new_empty((1, self.flat.p)))
         found = self._rows[: len(points)]  # whoever keeps one of them copies it
-        before = _randomness(self.flat.parameters[0].device)
-        with _watched() as first:
+        device = self.flat.parameters[0].device
+        before = _randomness(device)
+        with _Buffers() as first:
             for j, point in enumerate(points):
                 if j:
-                    _set_randomness(before)
+                    _set_randomness(device, before)
                     first.restore()
                 self.flat.point_at(point if isinstance(point, Tensor) and point.ndim == 1 else point[0])
                 value = self._differentiate(found[j][0], share)
                 if j == 0:
                     self.value = value
-                    after = _randomness(self.flat.parameters[0].device)
+                    after = _randomness(device)
                     first.keep()
-            _set_randomness(after)
+            _set_randomness(device, after)
             # A gradient that is not finite counts as silence: it leaves no trace in the statistics either.
-            first.finish(finite=not first.before or bool(torch.isfinite(found[0].sum())))
+            first.restore(finite=not first.before or bool(torch.isfinite(found[0].sum())))
         return found
 
     def _differentiate(self, row: Tensor, share: float) -> Tensor:
@@ -142,13 +142,20 @@ def _is_reentrant(value: Tensor) -> bool:
 
 
 class _Buffers:
-    """The buffers of the modules that were called, as they were before."""
+    """The buffers of the modules that are called while it watches, as they were before."""
 
     def __init__(self) -> None:
         self.before: dict[nn.Module, dict[str, Tensor]] = {}
         self.after: dict[nn.Module, dict[str, Tensor]] = {}
 
-    def called(self, module: nn.Module, _: Any) -> None:
+    def __enter__(self) -> _Buffers:
+        self._handle = register_module_forward_pre_hook(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _called(self, module: nn.Module, _: Any) -> None:
         """Remember the buffers of a module that is about to be called for the first time."""
         inside = module.modules() if isinstance(module, torch.jit.ScriptModule) else (module,)
         for part in inside:  # a script calls its parts without hooks
@@ -159,24 +166,9 @@ class _Buffers:
         """Remember what the call made of them."""
         self.after = {module: _own_buffers(module) for module in self.before}
 
-    def restore(self) -> None:
-        """Set them as they were before the call."""
-        _set_buffers(self.before)
-
-    def finish(self, *, finite: bool) -> None:
-        """Leave what the first call made of them, or, if its gradient was not finite, what was there before."""
+    def restore(self, *, finite: bool = False) -> None:
+        """Set them as they were before the call, or, if its gradient was finite, as the call left them."""
         _set_buffers({**self.before, **self.after} if finite else self.before)
-
-
-@contextmanager
-def _watched() -> Iterator[_Buffers]:
-    """Watch which modules are called, and what their buffers were."""
-    found = _Buffers()
-    handle = register_module_forward_pre_hook(found.called)
-    try:
-        yield found
-    finally:
-        handle.remove()
 
 
 def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -194,20 +186,16 @@ def _set_buffers(states: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
                     module._buffers[name] = value.clone()
 
 
-def _randomness(device: torch.device) -> list[tuple[torch.device, Tensor]]:
+def _randomness(device: torch.device) -> list[Tensor]:
     """Return the state of torch's generators: of the CPU, and of the parameters' device."""
-    found = [(torch.device("cpu"), torch.get_rng_state())]
-    if device.type != "cpu":
-        found.append((device, torch.get_device_module(device).get_rng_state(device)))
-    return found
+    cpu = torch.get_rng_state()
+    return [cpu] if device.type == "cpu" else [cpu, torch.get_device_module(device).get_rng_state(device)]
 
 
-def _set_randomness(states: list[tuple[torch.device, Tensor]]) -> None:
-    for device, state in states:
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
+def _set_randomness(device: torch.device, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def kind_of(value: Any) -> str:

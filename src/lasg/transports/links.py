@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,8 @@ import lasg
 from lasg.core.arrays import IntArray
 from lasg.errors import LasgError, LostRank, first_line
 
+Tensors = Mapping[int, Tensor]
+"""By the rank that sends or gets them."""
 TIMEOUT = 300.0
 """Seconds that a rank is waited for."""
 CHANNELS = 8
@@ -117,6 +119,7 @@ class Links:
         there = dist.is_available() and dist.is_initialized()
         self.group = group
         self.rank, self.ranks = (dist.get_rank(group), dist.get_world_size(group)) if there else (0, 1)
+        self.others = [rank for rank in range(self.ranks) if rank != self.rank]
         if there and dist.get_backend(group) == "nccl":
             # Messages between chosen ranks, some of them at any time, are what gloo can do and nccl cannot.
             members = dist.get_process_group_ranks(group) if group is not None else None
@@ -125,18 +128,14 @@ class Links:
         self.sent: IntArray = np.zeros(self.ranks, np.int64)
         """Bytes that this rank sent, by who got them."""
         self.base = 0
-        self._preposted: dict[tuple[int, int], PrepostedRecv] = {}
+        self._preposted: dict[tuple[int, int], tuple[Tensor, dist.Work]] = {}
+        """Room for the next message of a rank on a channel, which is waited for before anybody asks for it."""
 
     def with_own_tags(self) -> Links:
         """Return the same links with channels of their own; all ranks must do so in the same order."""
         other = copy.copy(self)
         other._preposted, other.base, other.sent = {}, CHANNELS * next(_numbers[self.group]), np.zeros_like(self.sent)
         return other
-
-    @property
-    def others(self) -> list[int]:
-        """The other ranks."""
-        return [rank for rank in range(self.ranks) if rank != self.rank]
 
     def open(self, channel: int, rooms: Mapping[int, int]) -> None:
         """Be ready, from now on, for messages of up to so many bytes from each of some ranks on a channel.
@@ -146,16 +145,14 @@ class Links:
         """
         for rank, room in rooms.items():
             if rank != self.rank and 0 < room <= READY_BYTES and (rank, channel) not in self._preposted:
-                self._preposted[rank, channel] = PrepostedRecv(self, rank, channel, room)
+                self._prepost(rank, channel, torch.empty(room, dtype=torch.uint8))
 
-    def exchange(
-        self,
-        sends: Mapping[int, Tensor],
-        receives: Mapping[int, Tensor],
-        what: str,
-        channel: int = 0,
-        extra: float = 0.0,
-    ) -> None:
+    def _prepost(self, rank: int, channel: int, room: Tensor) -> None:
+        work = dist.irecv(room, group=self.group, tag=self.base + channel, group_src=rank)
+        assert work is not None
+        self._preposted[rank, channel] = room, work
+
+    def exchange(self, sends: Tensors, receives: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Send a tensor to each of some ranks, receive one from each of some, all at once; wait for all of it.
 
         A received tensor is written into the one that is given. What is empty does not travel. `extra` are seconds that
@@ -165,22 +162,24 @@ class Links:
         self.receive(receives, what, channel, extra)
         self.wait(started, what)
 
-    def start(self, sends: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> list[Pending]:
+    def start(self, sends: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> list[Pending]:
         """Begin to send; `wait` waits for the end of it."""
-        full = {rank: tensor for rank, tensor in sends.items() if tensor.numel()}
-        for rank, tensor in full.items():
-            self.sent[rank] += tensor.numel() * tensor.element_size()
-        return self._post(dist.isend, full, what, channel, extra)
+        for rank, tensor in sends.items():
+            self.sent[rank] += tensor.nbytes
+        return self._post(dist.isend, sends, what, channel, extra)
 
-    def receive(self, receives: Mapping[int, Tensor], what: str, channel: int = 0, extra: float = 0.0) -> None:
+    def receive(self, receives: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Receive a tensor from each of some ranks into the one that is given."""
-        full = {rank: tensor for rank, tensor in receives.items() if tensor.numel()}
-        ready = {rank: self._preposted[rank, channel] for rank in full if (rank, channel) in self._preposted}
-        rest = {rank: tensor for rank, tensor in full.items() if rank not in ready}
+        ready = {rank: tensor for rank, tensor in receives.items() if (rank, channel) in self._preposted}
+        rest = {rank: tensor for rank, tensor in receives.items() if rank not in ready}
         posted = self._post(dist.irecv, rest, what, channel, extra)
-        for rank, box in ready.items():
-            with self._name_lost_rank(rank, what):
-                box.take(full[rank], self._limit(full.values(), extra))
+        for rank, tensor in ready.items():
+            if tensor.numel():
+                room, work = self._preposted[rank, channel]
+                with self._name_lost_rank(rank, what):
+                    work.wait(self._limit(ready, extra))
+                    tensor.copy_(room[: tensor.nbytes].view(tensor.dtype))
+                    self._prepost(rank, channel, room)
         self.wait(posted, what)
 
     def wait(self, pending: list[Pending], what: str) -> None:
@@ -189,21 +188,20 @@ class Links:
             with self._name_lost_rank(one.rank, what):
                 one.work.wait(one.limit)
 
-    def _limit(self, tensors: Iterable[Tensor], extra: float) -> timedelta:
+    def _limit(self, tensors: Tensors, extra: float) -> timedelta:
         """Return how long messages may take: the timeout is for silence, and long ones need their time."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors.values())
         return timedelta(seconds=self.timeout + extra + size / SLOWEST)
 
-    def _post(self, op: Any, tensors: Mapping[int, Tensor], what: str, channel: int, extra: float) -> list[Pending]:
+    def _post(self, op: Any, tensors: Tensors, what: str, channel: int, extra: float) -> list[Pending]:
         """Begin to send to some ranks, or to receive from them."""
-        peer = "group_dst" if op is dist.isend else "group_src"
-        limit = self._limit(tensors.values(), extra)
-        found = []
+        peer, limit, pending = "group_dst" if op is dist.isend else "group_src", self._limit(tensors, extra), []
         for rank, tensor in tensors.items():
-            with self._name_lost_rank(rank, what):
-                work = op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})
-                found.append(Pending(rank, work, limit))
-        return found
+            if tensor.numel():
+                with self._name_lost_rank(rank, what):
+                    work = op(tensor, group=self.group, tag=self.base + channel, **{peer: rank})
+                    pending.append(Pending(rank, work, limit))
+        return pending
 
     @contextmanager
     def _name_lost_rank(self, rank: int, what: str) -> Iterator[None]:
@@ -217,10 +215,10 @@ class Links:
     def gather(self, data: bytes, what: str, extra: float = 0.0) -> list[bytes]:
         """Return what each rank said here, of whatever length, in their order."""
         own = self.wire(np.frombuffer(data, np.uint8).copy())
-        lengths = {rank: self.empty(1, torch.int64) for rank in self.others}
+        lengths = {rank: torch.empty(1, dtype=torch.int64) for rank in self.others}
         length = self.wire(np.array([len(data)], np.int64))
         self.exchange(dict.fromkeys(self.others, length), lengths, what, extra=extra)
-        received = {rank: self.empty(int(number)) for rank, number in lengths.items()}
+        received = {rank: torch.empty(int(number), dtype=torch.uint8) for rank, number in lengths.items()}
         self.exchange(dict.fromkeys(self.others, own), received, what)
         received[self.rank] = own
         return [received[rank].cpu().numpy().tobytes() for rank in range(self.ranks)]
@@ -236,9 +234,9 @@ class Links:
         if self.rank == source:
             self.exchange(dict.fromkeys(self.others, self.wire(tensor)), {}, what)
             return tensor
-        received = self.empty(tensor.numel(), tensor.dtype)
+        received = torch.empty(tensor.shape, dtype=tensor.dtype)
         self.exchange({}, {source: received}, what, extra=extra)
-        return received.reshape(tensor.shape).to(tensor.device)
+        return received.to(tensor.device)
 
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with ranks that were started otherwise; say what differs."""
@@ -256,10 +254,6 @@ class Links:
         tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
         return tensor.detach().cpu().contiguous()
 
-    def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Return a tensor to receive into."""
-        return torch.empty(count, dtype=dtype)
-
 
 class Pending(NamedTuple):
     """A message under way, to or from a rank."""
@@ -267,28 +261,6 @@ class Pending(NamedTuple):
     rank: int
     work: dist.Work
     limit: timedelta
-
-
-class PrepostedRecv:
-    """Room for the next message of a rank on a channel, which is waited for before anybody asks for it."""
-
-    def __init__(self, links: Links, rank: int, channel: int, room: int) -> None:
-        self.links, self.rank, self.channel = links, rank, channel
-        self.room = torch.empty(room, dtype=torch.uint8)
-        self._post()
-
-    def _post(self) -> None:
-        tag = self.links.base + self.channel
-        found = dist.irecv(self.room, group=self.links.group, tag=tag, group_src=self.rank)
-        assert found is not None
-        self.work = found
-
-    def take(self, tensor: Tensor, limit: timedelta) -> None:
-        """Wait for the message, copy it into a tensor, and be ready for the next one."""
-        self.work.wait(limit)
-        count = tensor.numel() * tensor.element_size()
-        tensor.copy_(self.room[:count].view(tensor.dtype))
-        self._post()
 
 
 def _check_timeout(timeout: float) -> None:

@@ -31,21 +31,20 @@ class QuantisedSum(Carrier):
         pieces = self.pieces(setup.p, self.route)
         self.served = {rank: piece for rank, piece in pieces.items() if piece.stop > piece.start}
         """The piece that each serving rank adds up."""
-        lengths = {rank: self._length(piece.stop - piece.start) for rank, piece in self.served.items()}
+        row = torch.empty(setup.p, dtype=setup.dtype)
+        self._like = {rank: row[piece] for rank, piece in self.served.items()}
+        lengths = {rank: self._length(len(like)) for rank, like in self._like.items()}
         self._room = {rank: torch.empty(length, dtype=torch.uint8) for rank, length in lengths.items()}
         if links.rank in lengths:
             links.open(PIECES, dict.fromkeys(links.others, lengths[links.rank]))
         links.open(ONWARDS, lengths)
 
-    def _length(self, p: int) -> int:
-        """Return the bytes of a message of p entries: a codec whose sums are encoded again knows."""
-        length = self.codec.length(p)
-        assert length is not None
-        return length
-
     def size(self, own: Uploads) -> int:  # noqa: ARG002
         """Return the bytes of a message of the whole vector."""
         return self._length(self.setup.p)
+
+    def _length(self, p: int) -> int:
+        return self.codec.length(p) or 0  # it is known: otherwise the form would be another
 
     def outgoing(self, k: int, own: Uploads) -> dict[int, Tensor]:
         """Encode this rank's vector of round k, for each of those that serve a piece."""
@@ -74,7 +73,7 @@ class QuantisedSum(Carrier):
         mine, parts = self.links.rank, {rank: torch.empty_like(own) for rank in self.links.others}
         self.links.receive(parts, "uploads", PIECES)
         parts[mine] = own
-        total = torch.zeros(len(self._like(mine)), dtype=torch.float64)
+        total = torch.zeros(len(self._like[mine]), dtype=torch.float64)
         for rank in range(self.links.ranks):
             total += self._decode(parts[rank], mine)
         return self._encode(total.to(self.setup.dtype), self._uniforms(counter.SUM, len(total)))
@@ -88,10 +87,5 @@ class QuantisedSum(Carrier):
 
     def _decode(self, message: Tensor, rank: int) -> Tensor:
         """Return a message of the piece that a rank serves as a vector."""
-        row: Tensor = self.codec.decode([message.numpy().tobytes()], self._like(rank))[0]
+        row: Tensor = self.codec.decode([message.numpy().tobytes()], self._like[rank])[0]
         return row
-
-    def _like(self, rank: int) -> Tensor:
-        """Return a vector as long as the piece that a rank serves."""
-        piece = self.served[rank]
-        return torch.empty(piece.stop - piece.start, dtype=self.setup.dtype)

@@ -104,13 +104,16 @@ class Ranks(Local):
     def exchange(self, request: Request, own: Uploads) -> Uploads:
         """Tell the others what the workers of this rank answered, and return what all of them did."""
         carrier, checks = self.carrier, self.check_every and request.k and request.k % self.check_every == 0
-        outgoing, route = carrier.outgoing(request.k, own), carrier.route
-        self._under_way = [] if route is None else carrier.send(outgoing, route)
-        sizes, uploads = self.flags.exchange(own, carrier.size(own), checksum(request.theta) if checks else None)
+        speaks, route = own.uploads or carrier.in_every_round, carrier.route
+        outgoing = carrier.outgoing(request.k, own) if speaks else None
+        if speaks and route is not None:
+            self._under_way = carrier.send(outgoing, route)
+        size = carrier.size(own) if own.uploads else 0
+        sizes, uploads = self.flags.exchange(own, size, checksum(request.theta) if checks else None)
         if uploads.uploads or carrier.in_every_round:
             if route is None:
                 route = choose_route(carrier.setup, carrier.lengths(sizes))
-                self._under_way = carrier.send(outgoing, route)
+                self._under_way = carrier.send(outgoing, route) if speaks else []
             carried = carrier.finish(outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":

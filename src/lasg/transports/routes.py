@@ -92,7 +92,7 @@ def choose_form(
         return sums
     # The sum of others' messages would be another algorithm's, and so would that of what is said once or in parts.
     again = requantise and sums == "totals" and stages.belief == "replace"
-    if again and codec.unbiased and len(np.unique(owners)) > 2 and setting != "direct":
+    if again and length and codec.unbiased and len(np.unique(owners)) > 2 and setting != "direct":
         return "requantised"
     if length is None or len(owners) * length <= 2 * dense:
         return "packed"
@@ -132,14 +132,16 @@ def choose_route(setup: Setup, sizes: IntArray) -> Route:
 class Remainder:
     """What rounding to the run's dtype has taken away so far; it goes along with what is rounded next."""
 
-    def __init__(self, p: int, dtype: torch.dtype) -> None:
-        self.owed = None if dtype == torch.float64 else torch.zeros(p, dtype=torch.float64)
-        self._rounded = torch.empty(0, dtype=dtype)
+    def __init__(self, setup: Setup) -> None:
+        # What stands for itself in every round owes nothing to the next.
+        exact = setup.dtype == torch.float64 or setup.form == "totals"
+        self.owed = None if exact else torch.zeros(setup.p, dtype=torch.float64)
+        self._rounded = torch.empty(0, dtype=setup.dtype)
 
     def round(self, values: Tensor, where: slice = slice(None)) -> Tensor:
         """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
         if self.owed is None:
-            return values
+            return values.to(self._rounded.dtype)
         wanted = self.owed[where]
         wanted += values
         rounded = self._rounded.resize_(len(wanted)).copy_(wanted)
@@ -187,27 +189,28 @@ class Carrier:
 
     def size(self, own: Uploads) -> IntArray | int:
         """Return the bytes of each of this rank's uploads."""
-        return own.bits // 8 // max(1, own.uploads)
+        return own.bits // 8 // own.uploads
 
     def lengths(self, sizes: IntArray) -> IntArray:
         """Return the bytes that each rank uploads, given those of each worker."""
         return np.bincount(self.setup.owners, np.maximum(sizes, 0), self.links.ranks).astype(np.int64)
 
     def outgoing(self, k: int, own: Uploads) -> Any:
-        """Return what this rank uploads in round k, as it travels; None: nothing."""
+        """Return what this rank uploads in round k, as it travels."""
         raise NotImplementedError
 
     def send(self, own: Any, route: Route) -> list[Pending]:
         """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
-        if own is None:
-            return []
         if route == "direct":
             return self.links.start(dict.fromkeys(self.links.others, own), "uploads", DIRECT)
         pieces = {rank: own[piece] for rank, piece in self.pieces(len(own), route).items()}
         return self.links.start(self.of_others(pieces), "uploads", PIECES)
 
     def finish(self, own: Any, sizes: IntArray, route: Route) -> Any:
-        """Return what all ranks sent: the sum of it in double precision, or the messages in the workers' order."""
+        """Return the sum of what all ranks sent, in double precision, or the messages in the order of the workers.
+
+        `own` is None where this rank sent nothing; `sizes` are the bytes of each worker's upload.
+        """
         raise NotImplementedError
 
 
@@ -220,8 +223,8 @@ class Sums(Carrier):
         self.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
         if self.in_every_round:
             self.route = choose_route(setup, np.full(ranks, dense))
-        else:  # of this rank's uploads, and of the sums of the piece that it serves
-            self.remainders = {name: Remainder(setup.p, setup.dtype) for name in ("owed", "owed_sum")}
+        # Of this rank's uploads, and of the sums of the piece that it serves.
+        self.remainders = {"owed": Remainder(setup), "owed_sum": Remainder(setup)}
         # Vectors as long as the model are made once: new ones in every round would cost more than the sums. Of totals
         # there are two, since the server has the last one while the next is made.
         self._received: dict[int, Tensor] = {}
@@ -231,15 +234,10 @@ class Sums(Carrier):
         """Return the bytes that each rank uploads: a vector, whoever of its workers does."""
         return np.where((super().lengths(sizes) > 0) | self.in_every_round, self.setup.dense, 0)
 
-    def outgoing(self, k: int, own: Uploads) -> Tensor | None:  # noqa: ARG002
+    def outgoing(self, k: int, own: Uploads) -> Tensor:  # noqa: ARG002
         """Return the sum of this rank's news as it travels."""
-        if own.news is None or not (own.uploads or self.in_every_round):
-            return None
-        return self._rounded("owed", self.links.wire(own.news.vector))
-
-    def _rounded(self, name: str, values: Tensor, where: slice = slice(None)) -> Tensor:
-        """Return values in the run's dtype; where there is a remainder, it keeps what this takes away."""
-        return self.remainders[name].round(values, where) if self.remainders else values.to(self.setup.dtype)
+        assert own.news is not None
+        return self.remainders["owed"].round(self.links.wire(own.news.vector))
 
     def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:
         """Return the sum of what all uploading ranks sent; of totals that were sent onwards as they came."""
@@ -252,7 +250,7 @@ class Sums(Carrier):
         sends = {}
         if links.rank in pieces:
             mine = pieces[links.rank]
-            result[mine] = self._rounded("owed_sum", self._sum(own, uploading, mine, PIECES), mine)
+            result[mine] = self.remainders["owed_sum"].round(self._sum(own, uploading, mine, PIECES), mine)
             sends = dict.fromkeys(links.others, result[mine])
         theirs = {rank: result[piece] for rank, piece in pieces.items()}
         links.exchange(sends, self.of_others(theirs), "sums", ONWARDS)
@@ -292,9 +290,9 @@ class Messages(Carrier):
         if self.route is None and 0 < max(longest) * (self.links.ranks - 1) <= HOP:
             self.route = "direct"  # what `choose_route` would say, whoever uploads
 
-    def outgoing(self, k: int, own: Uploads) -> Tensor | None:  # noqa: ARG002
+    def outgoing(self, k: int, own: Uploads) -> Tensor:  # noqa: ARG002
         """Return this rank's messages, one after another."""
-        return torch.frombuffer(bytearray(b"".join(own.messages)), dtype=torch.uint8) if own.messages else None
+        return torch.frombuffer(bytearray(b"".join(own.messages)), dtype=torch.uint8)
 
     def size(self, own: Uploads) -> IntArray:
         """Return the bytes of each message."""
@@ -350,7 +348,7 @@ class Relayed(Messages):
     def __init__(self, setup: Setup, length: int | None, listener: Listener | None) -> None:
         """Take the bytes of a message, and, at the hub, who listens there."""
         super().__init__(setup, length)
-        self.listener, self.remainders = listener, {"owed_sum": Remainder(setup.p, setup.dtype)}
+        self.listener, self.remainders = listener, {"owed_sum": Remainder(setup)}
 
     def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of all news, which the hub hears and tells."""
