@@ -205,6 +205,7 @@ class Listener:
         self.whole = whole or belief == "residual"
         self.like, self.forgetful = theta, forgetful
         self._changed: Array = None
+        self._blank = False  # whether `_changed` is room for a change, and nothing was written there yet
         shape = (workers, theta.shape[-1])
         self.rows: Array = None
         if belief == "replace":
@@ -235,16 +236,17 @@ class Listener:
             if changed is None:
                 self.rows[m] = row if self.belief == "replace" else self.rows[m] + row
                 continue
+            blank, self._blank = self._blank, False
             for start in range(0, len(row), BLOCK):
                 block = slice(start, start + BLOCK)
                 if self.belief == "replace":
-                    changed[block] += change(row[block], self.rows[m, block])
+                    innovation = change(row[block], self.rows[m, block])
                     self.rows[m, block] = row[block]
-                    continue
-                wide = float64(row[block])
-                changed[block] += wide
-                if self.rows is not None:
-                    self.rows[m, block] += wide
+                else:
+                    innovation = float64(row[block])
+                    if self.rows is not None:
+                        self.rows[m, block] += innovation
+                changed[block] = innovation if blank else changed[block] + innovation
 
     def read(self, message: bytes, m: int, *, in_full: bool = False) -> Array:
         """Return what a worker's message would decode to, without taking it; `in_full`: as its first."""
@@ -281,17 +283,18 @@ class Listener:
         put(self.decoder, np.array(who, np.int64), self.codec.init_decoder(len(who), self.like))
 
     def nothing(self) -> Array:
-        """Return a change to add to, in double precision, good until the next call unless it becomes the aggregate."""
+        """Return room for a change, in double precision, good until the next call unless it becomes the aggregate."""
         if self.whole:
             return float64(zeros(self.like.shape, self.like))
-        if self._changed is None:
+        if self._changed is None:  # a new vector in every round would cost more than the sum, and so would zeros
             self._changed = float64(zeros(self.like.shape, self.like))
-        else:
-            self._changed[:] = 0  # a new vector in every round would cost more than the sum
+        self._blank = True
         return self._changed
 
     def news(self, changed: Array | None) -> News | None:
         """Return what the aggregate becomes, after what has changed; None: nothing has."""
+        if self._blank and changed is not None:  # nobody said anything
+            changed[:], self._blank = 0, False
         if self.sums_rows:
             return News(self.total(), whole=True)
         if self.whole:  # what is used once is nothing in a round without uploads

@@ -32,7 +32,7 @@ class News(NamedTuple):
 
     vector: Array
     whole: bool = False
-    """Whether the vector is the aggregate itself, and not a change of it in double precision."""
+    """Whether the vector is the aggregate itself, and not a change of it."""
 
 
 class Uploads(NamedTuple):

@@ -228,14 +228,15 @@ class Server:
         """Return theta - before, good until the next call: a new vector every round would cost more than the rest."""
         if isinstance(theta, np.ndarray):
             return theta - before
-        if self._scratch is None:
-            self._scratch = zeros(theta.shape, theta)
-        return namespace(theta).sub(theta, before, out=self._scratch)
+        room = getattr(self.optimizer, "free", self._scratch)  # an optimizer may have memory that nobody needs now
+        if room is None:
+            room = self._scratch = zeros(theta.shape, theta)
+        return namespace(theta).sub(theta, before, out=room)
 
     def _watch(self, uploaded: Mask, news: News | None, loss: float | None) -> None:
         """Show the guard what the round brought, before the aggregate changes."""
         assert self.guard is not None
-        innovation = None if news is None else news.vector - self.aggregate if news.whole else news.vector
+        innovation = None if news is None else news.vector - self.aggregate if news.whole else float64(news.vector)
         squares = np.ones(len(uploaded)) if self.weights is None else np.asarray(self.weights, np.float64) ** 2
         share = 1.0 if uploaded.all() else float(squares[uploaded].sum() / squares.sum())
         change = size = 0.0

@@ -262,8 +262,7 @@ class _WrappedOptimizer:
         """Take theta, which the parameters are views of; with `snapshots` the rule keeps models that it was shown."""
         self.optimizer, self.flat, self.theta, self.snapshots = optimizer, flat, theta, snapshots
         self.plain = is_plain(optimizer)
-        self._first = theta
-        self._free: Tensor | None = None
+        self._first, self.free = theta, torch.empty_like(theta)
         self._gradient, self._copied = torch.empty_like(theta), (0, 0, 0)
 
     @property
@@ -277,12 +276,11 @@ class _WrappedOptimizer:
 
     def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
         """Move the parameters along the aggregate."""
-        # The server compares with the model before the step, which stays as it is until the next one. Then its memory
-        # is used again: to fetch new memory can cost more than the arithmetic. The first model is the workers', too.
-        before, free = self.theta, self._free
-        self.theta = torch.empty_like(before) if free is None else free
+        # The server compares with the model before the step, and then nobody needs it: the two models take turns, since
+        # new memory can cost more than the arithmetic. The first model is the workers', too.
+        before, self.theta = self.theta, self.free
         self.theta.copy_(before)
-        self._free = None if self.snapshots or before is self._first else before
+        self.free = torch.empty_like(before) if self.snapshots or before is self._first else before
         self.flat.point_at(self.theta)
         # A copy: optimizers and hooks may write into gradients, and the aggregate is the server's. While nobody has
         # written into either, after a round without news, it is still good.

@@ -125,6 +125,10 @@ class Ranks(Local):
 
     def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
         """Return uploads that mean this for the aggregate."""
+        if (
+            self.once and not self.carrier.in_every_round
+        ):  # it becomes the aggregate, and the carrier writes there again
+            total = total.to(torch.float64, copy=True)
         vector: Array = host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
         return uploads._replace(news=News(vector, self.carrier.in_every_round or self.once))
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import IntArray, host
-from lasg.core.belief import Listener
+from lasg.core.belief import BLOCK, Listener
 from lasg.core.messages import Uploads
 from lasg.errors import LasgError
 from lasg.transports.links import Links, Pending
@@ -142,10 +142,12 @@ class Remainder:
         """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
         if self.owed is None:
             return values.to(self._rounded.dtype)
-        wanted = self.owed[where]
-        wanted += values
-        rounded = self._rounded.resize_(len(wanted)).copy_(wanted)
-        wanted -= rounded
+        owed = self.owed[where]
+        rounded = self._rounded.resize_(len(owed))
+        blocks = (torch.split(vector, BLOCK) for vector in (owed, values, rounded))
+        for wanted, value, short in zip(*blocks, strict=True):
+            wanted += value
+            wanted -= short.copy_(wanted)
         return rounded
 
 
@@ -207,7 +209,7 @@ class Carrier:
         return self.links.start(self.of_others(pieces), "uploads", PIECES)
 
     def finish(self, own: Any, sizes: IntArray, route: Route) -> Any:
-        """Return the sum of what all ranks sent, in double precision, or the messages in the order of the workers.
+        """Return the sum of what all ranks sent, or the messages in the order of the workers.
 
         `own` is None where this rank sent nothing; `sizes` are the bytes of each worker's upload.
         """
@@ -225,10 +227,9 @@ class Sums(Carrier):
             self.route = choose_route(setup, np.full(ranks, dense))
         # Of this rank's uploads, and of the sums of the piece that it serves.
         self.remainders = {"owed": Remainder(setup), "owed_sum": Remainder(setup)}
-        # Vectors as long as the model are made once: new ones in every round would cost more than the sums. Of totals
-        # there are two, since the server has the last one while the next is made.
+        # Vectors as long as the model are made once: new ones in every round would cost more than the sums.
         self._received: dict[int, Tensor] = {}
-        self._totals = [torch.empty(0, dtype=torch.float64) for _ in range(2)]
+        self._total = torch.empty(0, dtype=torch.float64)
 
     def lengths(self, sizes: IntArray) -> IntArray:
         """Return the bytes that each rank uploads: a vector, whoever of its workers does."""
@@ -240,7 +241,7 @@ class Sums(Carrier):
         return self.remainders["owed"].round(self.links.wire(own.news.vector))
 
     def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:
-        """Return the sum of what all uploading ranks sent; of totals that were sent onwards as they came."""
+        """Return the sum of what all uploading ranks sent."""
         uploading = np.flatnonzero(self.lengths(sizes)).tolist()
         if route == "direct":
             return self._sum(own, uploading, slice(0, self.setup.p), DIRECT)
@@ -254,13 +255,10 @@ class Sums(Carrier):
             sends = dict.fromkeys(links.others, result[mine])
         theirs = {rank: result[piece] for rank, piece in pieces.items()}
         links.exchange(sends, self.of_others(theirs), "sums", ONWARDS)
-        return result if self.in_every_round else result.double()
+        return result
 
     def _sum(self, own: Tensor | None, uploading: list[int], where: slice, channel: int) -> Tensor:
-        """Receive a piece of what ranks upload; return its sum in double precision, good until the call after the next.
-
-        It is taken in the order of the ranks, by whoever takes it.
-        """
+        """Receive a piece of what ranks upload; return its sum, good until the next call."""
         length = where.stop - where.start
         for rank in uploading:
             if rank not in self._received or len(self._received[rank]) != length:
@@ -269,13 +267,14 @@ class Sums(Carrier):
         self.links.receive(self.of_others(parts), "uploads", channel)
         if own is not None:
             parts[self.links.rank] = own[where]
-        total = self._totals.pop(0)
-        self._totals.append(total)
-        first, *others = parts.values()
-        total.resize_(length).copy_(first)
-        for part in others:
-            total += part
-        return total
+        if len(parts) == 1 and not self.in_every_round:
+            return parts[uploading[0]]
+        blocks = (torch.split(vector, BLOCK) for vector in (self._total.resize_(length), *parts.values()))
+        for total, first, *others in zip(*blocks, strict=True):
+            total.copy_(first)
+            for part in others:
+                total += part
+        return self._total
 
 
 class Messages(Carrier):
@@ -356,11 +355,11 @@ class Relayed(Messages):
         if self.listener is None:
             total = torch.empty(self.setup.p, dtype=self.setup.dtype)
             links.receive({self.setup.hub_rank: total}, "sums", ONWARDS)
-            return total.double()
+            return total
         payloads = self._room(own, sizes)
         links.receive(self.of_others(payloads), "uploads", PIECES)
         news = self.listener.take(self._messages(payloads, sizes), np.flatnonzero(sizes > 0))
         assert news is not None
         total = self.remainders["owed_sum"].round(links.wire(news.vector))
         links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)
-        return total.double()
+        return total
