@@ -29,6 +29,8 @@ ROOT = Path(lasg.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
 PROBLEM = ("problems/", "data/", "loops/user_loss.py")
 """What the user's problem computes: listed apart."""
+LINKS = "transports/links.py"
+"""What carries bytes between ranks, as Flower carries parcels: listed apart, too."""
 CODECS = ("dense", "qsgd8:512")
 STEADY = 20
 """Rounds before the one that is looked at."""
@@ -65,9 +67,9 @@ def steady(step: Callable[[], Any], last: Callable[[], Round], *, silent: bool =
 
 
 def files_of(walk: Iterable[str]) -> list[str]:
-    """Return the files of a walk without the problem's."""
+    """Return the files of a walk without the problem's, and without what carries bytes."""
     files = dict.fromkeys(line.partition(":")[0] for line in walk)
-    return [name for name in files if not name.startswith(PROBLEM)]
+    return [name for name in files if not name.startswith(PROBLEM) and name != LINKS]
 
 
 def simulated(codec: str) -> Walk:
@@ -145,14 +147,14 @@ WALKS = {"One simulated round": simulated, **dict.fromkeys(RANKS, on_a_rank), "O
 FILES = {
     ("One simulated round", "dense"): 8,
     ("One simulated round", "qsgd8:512"): 9,
-    ("One silent step on a rank", "dense"): 8,
-    ("One silent step on a rank", "qsgd8:512"): 8,
-    ("One step on a rank that uploads", "dense"): 12,
-    ("One step on a rank that uploads", "qsgd8:512"): 12,
+    ("One silent step on a rank", "dense"): 7,
+    ("One silent step on a rank", "qsgd8:512"): 7,
+    ("One step on a rank that uploads", "dense"): 10,
+    ("One step on a rank that uploads", "qsgd8:512"): 11,
     ("One federated round", "dense"): 12,
     ("One federated round", "qsgd8:512"): 13,
 }
-"""At most so many files of lasg, besides the problem's own."""
+"""At most so many files of lasg, besides the problem's own and what carries bytes."""
 
 
 @functools.cache
@@ -165,7 +167,7 @@ def measured(name: str, codec: str) -> Walk:
 
 
 def listed(name: str, mark: str) -> Walk:
-    """Return what the page lists under a heading with numbers, or with dashes: the problem's own."""
+    """Return what the page lists under a heading with numbers, or with dashes: what is listed apart."""
     section = PAGE.read_text(encoding="utf-8").partition(f"### {name}\n")[2].partition("\n#")[0]
     return re.findall(rf"^{mark} `([^`]+)`", section, re.MULTILINE)
 

@@ -32,7 +32,7 @@ def vector(rank: int) -> Tensor:
 def sums(rounds: int) -> tuple[list[Tensor], int]:
     """On a rank: the quantised sum of the ranks' vectors, with the noise of so many rounds, and the bytes sent."""
     links = Links().with_own_tags()
-    setup = Setup(links, "scatter", 0, np.arange(links.ranks), "requantised", P, torch.float32)
+    setup = Setup(links, "scatter", 0, np.arange(links.ranks), "requantised", P, torch.float32, None)
     added = QuantisedSum(setup, parse("qsgd8:64"), seed=3)
     everybody, own = np.ones(links.ranks, np.int64), Uploads(np.ones(1, np.bool_), news=News(vector(links.rank)))
     found = []

@@ -93,8 +93,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
         self._ranks = Ranks(links, **routing, requantise=True, overlap=True)
         stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
-        options: dict[str, Any] = {"clip": clip, "patience": patience}
-        options |= {"minibatch_loss": self._loss.loss_now, "seed": seed}
+        options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
         self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
         _count_threads(links)
         self._interrupted = False
@@ -107,12 +106,12 @@ class LazyOptimizer(torch.optim.Optimizer):
         if theta.dtype not in {torch.float32, torch.float64}:
             raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
         shares = _weights(weight, links)
-        groups = [_options(group) for group in self.param_groups]
+        options = [{name: str(value) for name, value in g.items() if name != "params"} for g in self.param_groups]
         links.agree(
             {
                 "version of lasg": describe_code(),
                 **agreed,
-                "optimizer": [type(self.optimizer).__name__, groups],
+                "optimizer": [type(self.optimizer).__name__, options],
                 "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
                 "parameters' dtype": str(theta.dtype),
             }
@@ -217,8 +216,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             raise LasgError(
                 "a step broke off after this rank had computed: its state is that of no round, save no part"
             )
-        found: dict[str, Any] = _tensors(self._training.state())
-        return {**found, "of": self._identity()}
+        return {**_tensors(self._training.state()), "of": self._identity()}
 
     def _identity(self) -> dict[str, Any]:
         """Return what a state dict must be of to be this rank's."""
@@ -229,16 +227,17 @@ class LazyOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state dict; the model's parameters are set too."""
         given, own = state_dict.get("of"), self._identity()
-        if isinstance(given, dict):  # lasg 0.1 had no other belief, and said neither it nor the codec
-            given = {**given, "belief": given.get("belief", "replace"), "codec": given.get("codec", own["codec"])}
-        if isinstance(given, dict) and given.get("ranks") != own["ranks"]:
+        # lasg 0.1 had no other belief, and said neither it nor the codec.
+        given = {"belief": "replace", "codec": own["codec"], **given} if isinstance(given, dict) else {}
+        if given and given.get("ranks") != own["ranks"]:
             raise LasgError(
                 f"this state dict was saved on {given.get('ranks')} ranks, and here are {own['ranks']}: start as many, "
                 "or begin with a new LazyOptimizer around the model as it was saved, its optimizer loaded with "
                 "optimizer.load_state_dict(state['server']['optimizer']['optimizer'])"
             )
         if given != own:
-            told, here = ("something else" if not isinstance(it, dict) else _listed(it) for it in (given, own))
+            told, here = (", ".join(f"{name} {it[name]}" for name in own if name in it) for it in (given, own))
+            told = told or "something else"
             raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
         try:
             self._training.restore(_arrays(state_dict, self._training.state(live=True)))
@@ -322,9 +321,7 @@ def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
 def _weights(weight: float | None, links: Links) -> FloatArray:
     """Return every rank's share of the objective."""
     own = 1 / links.ranks if weight is None else float(weight)
-    shares = np.array(
-        [np.frombuffer(data, np.float64)[0] for data in links.gather(np.float64(own).tobytes(), "weights")]
-    )
+    shares = np.frombuffer(b"".join(links.gather(np.float64(own).tobytes(), "weights")))
     if not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
         given = ", ".join(f"{share:g}" for share in shares)
         raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
@@ -341,15 +338,6 @@ def _count_threads(links: Links) -> None:
             f"{max(1, cores // here)}) on every rank, or start them with torchrun, which sets OMP_NUM_THREADS=1",
             stacklevel=3,
         )
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _options(group: dict[str, Any]) -> dict[str, str]:
-    """Return the settings of a parameter group."""
-    return {name: str(value) for name, value in group.items() if name != "params"}
 
 
 def _tensors(node: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -59,21 +60,20 @@ class UserLoss:
     def _differentiate(self, row: Tensor, share: float) -> Tensor:
         """Write a share of the gradient of the mean loss into a row, one graph at a time; return the loss."""
         alone = len(self.compute) == 1
-        total: Tensor | None = None
+        losses: list[Tensor] = []
         for compute in self.compute:
             with torch.enable_grad():  # whatever the loop around it has set
                 value = self._evaluate(compute) / len(self.compute)
             gradients = self._gradients(value)
-            if total is None:
-                self.flat.write(row, gradients, share if alone else 1.0)
-            else:
+            if losses:
                 self.flat.add(row, gradients)
-            total = value.detach() if total is None else total + value.detach()
+            else:
+                self.flat.write(row, gradients, share if alone else 1.0)
+            losses.append(value.detach())
             del value, gradients  # before the next graph is built
-        assert total is not None
         if not alone:
             row *= share
-        return total
+        return functools.reduce(torch.add, losses)
 
     def _gradients(self, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of a loss, by parameter; None where it does not depend on one."""

@@ -209,15 +209,14 @@ class Links:
         try:
             yield
         except RuntimeError as error:
-            message = f"rank {self.rank} lost rank {rank} while {what} were exchanged: {_why(error)}"
-            raise LostRank(message, rank) from None
+            why = first_line(error).rpartition("] ")[2] or first_line(error)  # without where in gloo's source it was
+            raise LostRank(f"rank {self.rank} lost rank {rank} while {what} were exchanged: {why}", rank) from None
 
     def gather(self, data: bytes, what: str, extra: float = 0.0) -> list[bytes]:
         """Return what each rank said here, of whatever length, in their order."""
         own = self.wire(np.frombuffer(data, np.uint8).copy())
         lengths = {rank: torch.empty(1, dtype=torch.int64) for rank in self.others}
-        length = self.wire(np.array([len(data)], np.int64))
-        self.exchange(dict.fromkeys(self.others, length), lengths, what, extra=extra)
+        self.exchange(dict.fromkeys(self.others, torch.tensor([len(data)])), lengths, what, extra=extra)
         received = {rank: torch.empty(int(number), dtype=torch.uint8) for rank, number in lengths.items()}
         self.exchange(dict.fromkeys(self.others, own), received, what)
         received[self.rank] = own
@@ -225,7 +224,7 @@ class Links:
 
     def broadcast(self, data: bytes, what: str, extra: float = 0.0) -> bytes:
         """Return what rank 0 said here, of whatever length; the others' `data` is not looked at."""
-        length = int(self.copy_from(0, torch.tensor([len(data)], dtype=torch.int64), what, extra))
+        length = int(self.copy_from(0, torch.tensor([len(data)]), what, extra))
         said = np.frombuffer(data, np.uint8).copy() if self.rank == 0 else np.empty(length, np.uint8)
         return self.copy_from(0, torch.from_numpy(said), what).numpy().tobytes()
 
@@ -266,9 +265,3 @@ class Pending(NamedTuple):
 def _check_timeout(timeout: float) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise LasgError(f"timeout must be a number of seconds above 0, got {timeout!r}")
-
-
-def _why(error: RuntimeError) -> str:
-    """Return the sentence of a gloo error, without where in its source it was."""
-    text = first_line(error)
-    return text.rpartition("] ")[2] or text

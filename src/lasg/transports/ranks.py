@@ -18,17 +18,7 @@ from lasg.errors import LasgError
 from lasg.packing import pack, unpack
 from lasg.transports.links import PATIENT, Links, Pending
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import (
-    ROUTES,
-    Carrier,
-    Messages,
-    Relayed,
-    Setup,
-    Sums,
-    assign_workers,
-    choose_form,
-    choose_route,
-)
+from lasg.transports.routes import ROUTES, Carrier, Messages, Relayed, Setup, Sums, assign_workers, choose_form
 
 CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
@@ -79,26 +69,22 @@ class Ranks(Local):
         self.like, self.local_steps = theta, stages.local_steps
         self.form = choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
         dtype = torch.float64 if itemsize == 8 else torch.float32
-        setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype)
-        told = {"estimate": bool(stages.rule.estimate), "left": self.tell_left, "loss": plan.wants_loss}
-        self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
-        self.carrier: Carrier
-        self.hub_listener = None
-        self.once = stages.belief == "residual"
         length = stages.codec.length(p, itemsize)
+        setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype, length)
+        told = {"estimate": stages.rule.estimate, "left": self.tell_left, "loss": plan.wants_loss}
+        self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
+        self.once = stages.belief == "residual"
         if self.form in ("summed", "totals"):
-            self.carrier = Sums(setup)
+            self.carrier: Carrier = Sums(setup)
             return Hosting(ids, plan.listener(len(ids), whole=self.form == "totals"), "news")
         if self.form == "requantised":
             self.carrier = QuantisedSum(setup, stages.codec, plan.seed)
             dense = dataclasses.replace(stages, codec=Dense())  # here the transport encodes
             return Hosting(ids, plan.listener(len(ids), whole=True), "news", dense)
         if self.form == "packed":
-            self.carrier = Messages(setup, length)
+            self.carrier = Messages(setup)
             return Hosting(ids, plan.listener(plan.workers))
-        if links.rank == self.hub_rank:
-            self.hub_listener = plan.listener(plan.workers)
-        self.carrier = Relayed(setup, length, self.hub_listener)
+        self.carrier = Relayed(setup, plan.listener(plan.workers) if links.rank == self.hub_rank else None)
         return Hosting(ids, None)
 
     def exchange(self, request: Request, own: Uploads) -> Uploads:
@@ -112,7 +98,7 @@ class Ranks(Local):
         sizes, uploads = self.flags.exchange(own, size, checksum(request.theta) if checks else None)
         if uploads.uploads or carrier.in_every_round:
             if route is None:
-                route = choose_route(carrier.setup, carrier.lengths(sizes))
+                route = carrier.choose(sizes)
                 self._under_way = carrier.send(outgoing, route) if speaks else []
             carried = carrier.finish(outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
@@ -120,14 +106,11 @@ class Ranks(Local):
             uploads = self._with_news(uploads, torch.zeros(carrier.setup.p, dtype=torch.float64))
         if not self.overlap:
             self.wait()
-        computed = int(np.count_nonzero(request.computes))
-        return uploads._replace(gradients=computed * request.points * self.local_steps)
+        return uploads._replace(gradients=int(np.count_nonzero(request.computes)) * request.points * self.local_steps)
 
     def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
         """Return uploads that mean this for the aggregate."""
-        if (
-            self.once and not self.carrier.in_every_round
-        ):  # it becomes the aggregate, and the carrier writes there again
+        if self.once and not self.carrier.in_every_round:  # the aggregate must not be where the carrier writes
             total = total.to(torch.float64, copy=True)
         vector: Array = host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
         return uploads._replace(news=News(vector, self.carrier.in_every_round or self.once))
@@ -159,7 +142,7 @@ class Ranks(Local):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
         owed = {name: remainder.owed for name, remainder in self.carrier.remainders.items()}
-        heard = None if self.hub_listener is None else self.hub_listener.state()
+        heard = None if self.carrier.listener is None else self.carrier.listener.state()
         return {"owed": None, "owed_sum": None, **owed, "hub": heard, "sent": self.links.sent}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -167,9 +150,9 @@ class Ranks(Local):
         for name, remainder in self.carrier.remainders.items():
             if remainder.owed is not None:
                 remainder.owed.copy_(state[name])
-        if self.hub_listener is not None:
+        if self.carrier.listener is not None:
             rows = state.get("contributed")  # lasg 0.1's name
-            self.hub_listener.restore(state["hub"] if rows is None else {"decoder": {}, "rows": rows})
+            self.carrier.listener.restore(state["hub"] if rows is None else {"decoder": {}, "rows": rows})
         self.links.sent[:] = host(state["sent"])
 
 
@@ -205,10 +188,9 @@ class FlagExchange:
             rows[own.broken, 0] = -1
         if own.estimates is not None:
             rows[own.uploaded, columns["estimate"]] = own.estimates
-        if "left" in columns:
-            rows[:, columns["left"]] = np.nan if own.left is None else own.left
-        if "loss" in columns:
-            rows[:, columns["loss"]] = own.loss
+        for name, value in {"left": np.nan if own.left is None else own.left, "loss": own.loss}.items():
+            if name in columns:
+                rows[:, columns[name]] = value
         head = [own.control] if checksum is None else [own.control, checksum]
         said = torch.from_numpy(np.concatenate([head, rows.reshape(-1)]))
         heard = self._tell(said, [len(head) + count for count in self._numbers])

@@ -61,6 +61,8 @@ class Setup(NamedTuple):
     form: Form
     p: int
     dtype: torch.dtype
+    length: int | None
+    """The bytes of a message, if they are known before."""
 
     @property
     def dense(self) -> int:
@@ -101,32 +103,25 @@ def choose_form(
     return "relayed" if setting == "hub" and shorter else sums
 
 
-def cost(route: Route, form: Form, dense: int, sizes: IntArray) -> tuple[int, int]:
-    """Return the bytes over all links, and those of the busiest one with what its hops are worth.
-
-    `sizes` are the bytes that each rank uploads, 0 for those that do not; `dense` are those of a dense vector.
-    """
-    ranks, total = len(sizes), int(sizes.sum())
-    largest, others = int(sizes.max()), len(sizes) - 1
-    onwards = total if form == "packed" else dense
-    if route == "direct":
-        return others * total, others * largest + HOP
-    if route == "scatter":
-        up = largest * others // ranks + onwards * others // ranks
-        return total * others // ranks + others * onwards, up + 2 * HOP
-    return total + others * onwards, others * onwards + 2 * HOP
-
-
 def choose_route(setup: Setup, sizes: IntArray) -> Route:
-    """Return the route of a round's uploads, of which each rank has so many bytes.
+    """Return the route of a round's uploads, of which each rank has so many bytes; 0: it uploads nothing.
 
     The one whose busiest link carries least, among those that send no more than an all-reduce, 2 (R - 1) vectors.
     """
+    ranks, total, largest = len(sizes), int(sizes.sum()), int(sizes.max())
+    others, onwards = ranks - 1, total if setup.form == "packed" else setup.dense
+    # The bytes over all links, and those of the busiest one with what its hops are worth.
+    costs: dict[Route, tuple[int, int]] = {
+        "direct": (others * total, others * largest + HOP),
+        "scatter": (
+            total * others // ranks + others * onwards,
+            largest * others // ranks + onwards * others // ranks + 2 * HOP,
+        ),
+        "hub": (total + others * onwards, others * onwards + 2 * HOP),
+    }
     allowed = ROUTES[setup.setting]
-    limit = 2 * (len(sizes) - 1) * setup.dense
-    costs = {name: cost(name, setup.form, setup.dense, sizes) for name in allowed}
-    fitting = [name for name in allowed if costs[name][0] <= limit] or list(allowed)
-    return min(fitting, key=lambda name: costs[name][1])
+    fitting = [route for route in allowed if costs[route][0] <= 2 * others * setup.dense]
+    return min(fitting or allowed, key=lambda route: costs[route][1])
 
 
 class Remainder:
@@ -161,6 +156,8 @@ class Carrier:
         allowed = ROUTES[setup.setting]
         self.route: Route | None = allowed[0] if len(allowed) == 1 else None
         """The route, where it does not depend on who uploads: then uploads leave together with the flags."""
+        self.listener: Listener | None = None
+        """Who hears messages for all ranks, where one does."""
         self.remainders: dict[str, Remainder] = {}
         """What rounding has taken away, by the name under which it is checkpointed."""
 
@@ -197,6 +194,10 @@ class Carrier:
         """Return the bytes that each rank uploads, given those of each worker."""
         return np.bincount(self.setup.owners, np.maximum(sizes, 0), self.links.ranks).astype(np.int64)
 
+    def choose(self, sizes: IntArray) -> Route:
+        """Return the route of a round, given the bytes of each worker's upload."""
+        return choose_route(self.setup, self.lengths(sizes))
+
     def outgoing(self, k: int, own: Uploads) -> Any:
         """Return what this rank uploads in round k, as it travels."""
         raise NotImplementedError
@@ -223,8 +224,9 @@ class Sums(Carrier):
         super().__init__(setup)
         dense, ranks = setup.dense, self.links.ranks
         self.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
-        if self.in_every_round:
-            self.route = choose_route(setup, np.full(ranks, dense))
+        one, all_ranks = (choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in (1, ranks))
+        if self.in_every_round or one == all_ranks:
+            self.route = all_ranks
         # Of this rank's uploads, and of the sums of the piece that it serves.
         self.remainders = {"owed": Remainder(setup), "owed_sum": Remainder(setup)}
         # Vectors as long as the model are made once: new ones in every round would cost more than the sums.
@@ -280,11 +282,10 @@ class Sums(Carrier):
 class Messages(Carrier):
     """Encoded messages, from whoever uploads to everybody."""
 
-    def __init__(self, setup: Setup, length: int | None) -> None:
-        """Take the bytes of a message, if they are known."""
+    def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        longest = (np.bincount(setup.owners, minlength=self.links.ranks) * (length or 0)).tolist()
-        if length:
+        longest = (np.bincount(setup.owners, minlength=self.links.ranks) * (setup.length or 0)).tolist()
+        if setup.length:
             self.open(longest, setup.dense if setup.form == "relayed" else None)
         if self.route is None and 0 < max(longest) * (self.links.ranks - 1) <= HOP:
             self.route = "direct"  # what `choose_route` would say, whoever uploads
@@ -344,9 +345,9 @@ class Messages(Carrier):
 class Relayed(Messages):
     """Encoded messages to the hub, which alone hears them, and the sum of what they say from there."""
 
-    def __init__(self, setup: Setup, length: int | None, listener: Listener | None) -> None:
-        """Take the bytes of a message, and, at the hub, who listens there."""
-        super().__init__(setup, length)
+    def __init__(self, setup: Setup, listener: Listener | None) -> None:
+        """Take, at the hub, who listens there."""
+        super().__init__(setup)
         self.listener, self.remainders = listener, {"owed_sum": Remainder(setup)}
 
     def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
