@@ -24,7 +24,7 @@ install: $(STAMP)
 
 install-dev: $(DEV_STAMP)
 
-$(STAMP): EXTRAS := data,plot
+$(STAMP): EXTRAS := data,plot,coding
 $(STAMP): pyproject.toml constraints.txt
 	$(install-extras)
 	@touch $@

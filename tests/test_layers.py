@@ -28,7 +28,7 @@ MAY: dict[str, set[str]] = {
     "cli": {"core", "data", "problems", "transports", "theory", "runs", "flower", "analysis", "report"},
 }
 FOREIGN: dict[str, set[str]] = {
-    "core": {"numpy", "torch"},
+    "core": {"numpy", "torch", "constriction"},
     "data": {"numpy", "sklearn", "platformdirs", "PIL"},
     "problems": {"numpy", "torch", "safetensors"},
     "transports": {"numpy", "torch"},
