@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,21 @@ class Dataset:
     sha256: str
     shape: tuple[int, ...] = ()
     """Of one sample: (channels, height, width) of images, else (features,)."""
+    vocabulary: int = 0
+    """How many different characters there are, where samples are windows of text; a window's class is its domain."""
+
+    def first_classes(self, count: int) -> "Dataset":
+        """Return the samples of the first classes alone, at least one."""
+        count = min(count, self.classes)
+        kept, tested = self.labels < count, None if self.test_labels is None else self.test_labels < count
+        return replace(
+            self,
+            features=self.features[kept],
+            labels=self.labels[kept],
+            classes=count,
+            test_features=None if self.test_features is None else self.test_features[tested],
+            test_labels=None if self.test_labels is None else self.test_labels[tested],
+        )
 
     @property
     def test(self) -> tuple[FloatArray, IntArray] | None:
@@ -101,11 +116,12 @@ def load(
         test_labels=arrays.get("test_labels"),
         sha256=cache.combine(prepared.digests),
         shape=_shape(name, arrays["features"].shape[1]),
+        vocabulary=0 if is_own(name) else named(name).vocabulary,
     )
 
 
 def _typed(features: FloatArray, kind: np.dtype[Any]) -> FloatArray:
-    """Return features in a dtype; images stay bytes."""
+    """Return features in a dtype; images and text stay bytes."""
     return features if features.dtype == np.uint8 else features.astype(kind, copy=False)
 
 
@@ -132,7 +148,7 @@ def checked_path(name: str) -> Path:
 
 
 def is_embedded(name: str) -> bool:
-    """Tell whether a data set comes with scikit-learn and has no files; an unknown name is an error."""
+    """Tell whether a data set comes with a package and has no files; an unknown name is an error."""
     return not is_own(name) and not named(name).files
 
 

@@ -16,7 +16,7 @@ from lasg.data.loaders import (
     prepare,
     prepared_place,
 )
-from lasg.data.sources import DATASETS, FILES, is_own, named
+from lasg.data.sources import DATASETS, FILES, SKLEARN, is_own, named
 from lasg.errors import LasgError, missing_extra
 
 State = Literal["ok", "damaged", "absent"]
@@ -51,8 +51,9 @@ def status(data_dir: Path | str | None = None) -> list[FileStatus]:
     lines, data_dir = [], raw_files.path_or_none(data_dir)
     for name in DATASETS:
         if is_embedded(name):
-            where = "in scikit-learn" if _has_sklearn() else "not here: scikit-learn is not installed"
-            lines.append(FileStatus(name, "(embedded)", None, where, None, _has_sklearn()))
+            package, here = named(name).embedded_in, _is_installed(named(name).embedded_in)
+            where = f"in {package}" if here else f"not here: {package} is not installed"
+            lines.append(FileStatus(name, "(embedded)", None, where, None, here))
             continue
         ready = _is_prepared(name)
         for file in named(name).files:
@@ -101,6 +102,10 @@ def _has_sklearn() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
+def _is_installed(package: str) -> bool:
+    return package != SKLEARN or _has_sklearn()
+
+
 def _is_prepared(name: str) -> bool:
     try:
         return cache.read(*prepared_place(name)) is not None
@@ -109,10 +114,15 @@ def _is_prepared(name: str) -> bool:
 
 
 def _check_embedded(name: str) -> CheckResult:
-    if _has_sklearn():
-        return CheckResult(name, "(embedded)", None, "ok", "in scikit-learn", "")
-    error = missing_extra("scikit-learn", "data")
-    return CheckResult(name, "(embedded)", None, "absent", str(error), "pip install 'lasg[data]'")
+    package = named(name).embedded_in
+    if not _is_installed(package):
+        error = missing_extra(package, "data")
+        return CheckResult(name, "(embedded)", None, "absent", str(error), "pip install 'lasg[data]'")
+    try:
+        embedded(name)
+    except LasgError as error:
+        return CheckResult(name, "(embedded)", None, "damaged", str(error), f"pip install --force-reinstall {package}")
+    return CheckResult(name, "(embedded)", None, "ok", f"in {package}", "")
 
 
 def _check_file(name: str, file: str, data_dir: Path | None) -> CheckResult:

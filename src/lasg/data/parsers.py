@@ -1,4 +1,4 @@
-"""Read the file formats: LIBSVM, IDX (MNIST), covtype's integers, scikit-learn's embedded sets."""
+"""Read the file formats: LIBSVM, IDX (MNIST), covtype's integers; make the embedded sets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lasg.data import text
 from lasg.data.images import tiny_imagenet
 from lasg.data.raw_files import BROKEN_STREAM, open_plain, reason
 from lasg.data.tables import Parts, Table, check_size, classes_of
@@ -98,6 +99,12 @@ def breast_cancer(_: Sequence[Path]) -> Parts:
     return Parts(table.pick(~held_out), table.pick(held_out), 2)
 
 
+def king_james(_: Sequence[Path]) -> Parts:
+    """Windows of the text that ships with lasg; the class of a window is the part that it is of."""
+    train, test = (_text_table(windows) for windows in text.windows())
+    return Parts(train, test, len(text.king_james()))
+
+
 PARSERS: dict[str, Callable[[Sequence[Path]], Parts]] = {
     "ijcnn1": ijcnn1,
     "ijcnn1.t": ijcnn1_t,
@@ -110,6 +117,7 @@ PARSERS: dict[str, Callable[[Sequence[Path]], Parts]] = {
     "tiny-imagenet-10b": tiny_imagenet(slice(10, 20)),
     "digits": digits,
     "breast-cancer": breast_cancer,
+    "king-james": king_james,
 }
 
 
@@ -178,6 +186,11 @@ def _mnist_table(images: Path, labels: Path) -> Table:
     pixels = parse_idx(images)
     flat = pixels.reshape(len(pixels), -1)
     return Table(flat, parse_idx(labels).astype(np.int64), lambda block: block / np.float32(255))
+
+
+def _text_table(windows: NDArray[np.uint8]) -> Table:
+    parts, number, length = windows.shape
+    return Table(windows.reshape(-1, length), np.repeat(np.arange(parts), number), lambda block: block, "|u1")
 
 
 def _only_3_5(table: Table) -> Table:

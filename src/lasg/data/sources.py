@@ -40,12 +40,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Named:
-    """One named data set: the files it needs (none: embedded in scikit-learn) and a line about it."""
+    """One named data set: the files it needs (none: it is embedded) and a line about it."""
 
     files: tuple[str, ...]
     summary: str
     shape: tuple[int, ...] = ()
     """Of a sample, where it is an image: channels, height, width."""
+    embedded_in: str = ""
+    """The package that it comes with, where it needs no files."""
+    vocabulary: int = 0
+    """How many different characters there are, where samples are windows of text."""
 
 
 def _source(name: str, sha256: str, size: int, *bases: str) -> Source:
@@ -121,6 +125,7 @@ _MNIST_FILES = (
 )
 
 _TINY = (3, 64, 64)
+SKLEARN = "scikit-learn"
 
 DATASETS: dict[str, Named] = {
     "ijcnn1": Named(("ijcnn1.bz2", "ijcnn1.t.bz2"), "49,990 x 22, 2 classes; test: all of ijcnn1.t"),
@@ -140,8 +145,11 @@ DATASETS: dict[str, Named] = {
     "tiny-imagenet-10b": Named(
         ("tiny-imagenet-20.zip",), "the last 10 of these, 5,000 images; test: their 500 of val", _TINY
     ),
-    "digits": Named((), "1,500 x 64, 10 classes, in scikit-learn; test: the last 297", (1, 8, 8)),
-    "breast-cancer": Named((), "456 x 30, 2 classes, in scikit-learn; test: every fifth row"),
+    "digits": Named((), "1,500 x 64, 10 classes, in scikit-learn; test: the last 297", (1, 8, 8), SKLEARN),
+    "breast-cancer": Named((), "456 x 30, 2 classes, in scikit-learn; test: every fifth row", (), SKLEARN),
+    "king-james": Named(
+        (), "8 parts of 1,780 windows of 64 characters, in lasg; test: the last 92 of each", (), "lasg", vocabulary=63
+    ),
 }
 
 

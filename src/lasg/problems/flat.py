@@ -38,6 +38,11 @@ class FlatView:
             start += value.numel()
         self.p = start
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors, in their order."""
+        return tuple(tuple(shape) for shape, _, _ in self._places)
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return a flat vector `(p,)`, or stacked ones `(n, p)`, as tensors of the parameters' shapes."""
         lead = flat.shape[:-1]

@@ -1,14 +1,15 @@
-"""Networks by name: the paper's CNN, and the standard ResNet-18 with torchvision's parameter names."""
+"""Networks by name: the paper's CNN, ResNet-18 with torchvision's parameter names, a transformer for text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu
 
 from lasg import counter
 from lasg.errors import LasgError, did_you_mean, first_line
@@ -96,6 +97,59 @@ class ResNet18(nn.Module):
         return cast("Tensor", self.fc(self.avgpool(x).flatten(1)))
 
 
+class TransformerBlock(nn.Module):
+    """Causal self-attention and two dense layers, each behind a norm and with a way around it.
+
+    The attention is written out: torch's fused one is no faster for short texts, and has no second derivative.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention_in, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dense_in, self.dense_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the block's output; the mask is minus infinity where a place may not look."""
+        per_head = self.attention_in(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = per_head
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        seen = (scores + mask).softmax(-1) @ value
+        x = x + self.attention_out(seen.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.dense_out(gelu(self.dense_in(self.norm2(x))))
+        return result
+
+
+class Transformer(nn.Module):
+    """A language model of characters, 817,727 parameters for 63 of them: 4 layers of width 128, 4 heads, no dropout."""
+
+    def __init__(
+        self, shape: tuple[int, ...] = (64,), classes: int = 63, width: int = 128, layers: int = 4, heads: int = 4
+    ) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(classes, width)
+        self.places = nn.Parameter(0.02 * torch.randn(*shape, width))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of the next character at every place, `(batch, context, characters)`."""
+        found = self.characters(x) + self.places
+        # Made every time: a buffer would count as state that training changes.
+        mask = torch.full(2 * self.places.shape[:1], -torch.inf, dtype=found.dtype, device=found.device).triu(1)
+        for block in self.blocks:
+            found = block(found, mask)
+        result: Tensor = self.out(self.norm(found))
+        return result
+
+
+def sequence_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross entropy over all places of all samples; the last dimension has the classes' scores."""
+    return cross_entropy(output.flatten(0, -2), target.flatten())
+
+
 @dataclass(frozen=True)
 class Model:
     """A network by name."""
@@ -105,20 +159,32 @@ class Model:
     summary: str
     head: tuple[str, ...]
     """The last layer's parameters: left at their start where a weight file has other classes."""
+    takes: Literal["numbers", "images", "text"] = "images"
+    """Numbers of any shape, images among them; images (channels, height, width); or windows of text."""
 
 
 MODELS: Mapping[str, Model] = {
-    "mlp": Model(MLP, "one hidden layer of 64 units", ("3.weight", "3.bias")),
+    "mlp": Model(MLP, "one hidden layer of 64 units", ("3.weight", "3.bias"), "numbers"),
     "cnn": Model(CNN, "the paper's CNN for MNIST, 431,080 parameters", ("9.weight", "9.bias")),
     "resnet18": Model(ResNet18, "ResNet-18, 11.2 million parameters", ("fc.weight", "fc.bias")),
+    "transformer": Model(Transformer, "4 layers of width 128 for text", ("out.weight", "out.bias"), "text"),
 }
 
 
-def model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Return the network called `name` for images of `shape`, its start drawn from the seed."""
+def model(name: str, shape: tuple[int, ...], classes: int, seed: int, *, text: bool = False) -> nn.Module:
+    """Return the network called `name` for samples of `shape`, its start drawn from the seed.
+
+    Of text the shape is (characters,), and the classes are the different characters.
+    """
     if name not in MODELS:
         raise LasgError(f"unknown model {name!r}.{did_you_mean(name, MODELS)} Known: {', '.join(MODELS)}")
-    if len(shape) != 3 and name != "mlp":
+    takes = MODELS[name].takes
+    if text != (takes == "text"):
+        fit = ", ".join(other for other, row in MODELS.items() if text == (row.takes == "text"))
+        raise LasgError(
+            f"model {name} takes {takes}, these samples are {'' if text else 'not '}text: set model to {fit}"
+        )
+    if len(shape) != 3 and takes == "images":
         raise LasgError(f"model {name} takes images (channels, height, width), these samples are {shape}")
     key = int(counter.keys(seed, counter.START, [0], [0])[0, 0] >> 1)
     with torch.random.fork_rng(devices=[]):

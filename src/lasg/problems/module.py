@@ -50,6 +50,7 @@ class ModuleProblem:
         batch: float,
         seed: int = 0,
         lam: float = 0.0,
+        measured: Sequence[int] | IntArray | None = None,
         test: Samples | tuple[Any, Any] | None = None,
         metric: Callable[[Any, Any], Tensor] | None = None,
         transform: Transform | None = None,
@@ -65,8 +66,8 @@ class ModuleProblem:
         `loss(output, target)` returns the mean over its samples. `dataset` is a pair (inputs, targets) of arrays or
         tensors, or a map-style dataset; `shards` are the row numbers of each worker. `batch` is the minibatch as a
         share of the shard. `metric(output, target)` returns one number per sample, by default whether the class is
-        right. `how` the gradients are computed is chosen by the model's size: see benchmarks/networks.py. `ids` are
-        the workers' numbers, which decide their minibatches and masks: 0, 1, 2, ... unless some live elsewhere.
+        right. `measured` are the rows that the loss is measured on, if not all. `how` gradients are computed follows
+        from the model's size (benchmarks/networks.py). `ids` number the workers, if some live elsewhere.
         """
         if lam < 0:
             raise LasgError(f"lam, the weight of the l2 term, must be >= 0, got {lam!r}")
@@ -85,14 +86,14 @@ class ModuleProblem:
         self.loss_function, self.metric, self.transform = loss, metric, transform
         self.data, self.test = SampleReader(dataset), None if test is None else SampleReader(test)
         self.order = join_shards(shards, len(self.data))
+        self.measured = None if measured is None else join_shards([np.asarray(measured)], len(self.data))
         self.samples, self.workers = len(self.order), len(self.sizes)
         self.weights: FloatArray = self.sizes / self.samples
         self.share, self.batch = batch, batch_sizes(self.sizes, batch)
         self.ids: IntArray = np.arange(self.workers) if ids is None else np.asarray(ids)
         self.batches = Batches(self.sizes, self.batch, ids=self.ids, seed=seed)
         self.autocast: torch.dtype | None = None if autocast is None else getattr(torch, autocast)
-        self._scale = HALF_SCALE if autocast == "float16" else 1.0
-        self.batch_norm = batch_norm
+        self._scale, self.batch_norm = HALF_SCALE if autocast == "float16" else 1.0, batch_norm
         self._start = self.flat.gather()
         self._channels_last = any(value.ndim == 4 and not value.is_contiguous() for value in self.flat.parameters)
         self._train_mode()
@@ -144,6 +145,11 @@ class ModuleProblem:
         for values in (self._start.cpu().numpy(), self.sizes, self.order, *self.data.arrays()):
             digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors that lie one after the other in theta."""
+        return self.flat.shapes
 
     def smoothness(self, reading: str = "paper") -> FloatArray:  # noqa: ARG002
         """Refuse: nobody knows the smoothness constants of a network."""
@@ -321,8 +327,9 @@ class ModuleProblem:
                 yield module(self._move(x)), self._move(y), len(some)
 
     def loss(self, theta: Tensor, rows: IntArray | None = None) -> float:
-        """Return the objective over all samples, or some, in evaluation mode, summed in float64."""
+        """Return the objective over all samples, `measured` or these, in evaluation mode, summed in float64."""
         total = 0.0
+        rows = self.measured if rows is None else rows
         chosen = np.sort(self.order) if rows is None else rows
         with self.evaluating(theta) as module:
             for output, target, count in self._outputs(self.data, chosen, module):

@@ -99,8 +99,9 @@ def join_shards(shards: Sequence[IntArray], samples: int) -> IntArray:
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:
-    """Whether the largest of the outputs is the target's class, for each sample."""
-    return output.argmax(-1) == target
+    """Whether the largest of the outputs is the target's class, for each sample; of a sequence, at what share of it."""
+    correct = output.argmax(-1) == target
+    return correct if correct.ndim < 2 else correct.flatten(1).double().mean(1)
 
 
 def are_classes(output: Any, target: Any) -> bool:
