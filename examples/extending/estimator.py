@@ -7,7 +7,7 @@ import lasg
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import zeros
 from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.core.rules import WK2
+from lasg.core.rules import WK2, Record
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class RunningMean(lasg.Estimator):
     def init(self, workers: int, theta: Any) -> dict[str, Any]:
         return {"mean": zeros((workers, theta.shape[-1]), theta), "rounds": zeros((workers, 1), theta)}
 
-    def update(self, k: int, gradients: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        # A row per worker that computed: k may be a worker's first round late in a run, so rounds are counted.
+    def update(self, now: Record, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        # A row per worker that computed: one may begin late in a run, so rounds are counted.
         beta = self.beta * (state["rounds"] > 0)
-        mean = beta * state["mean"] + (1 - beta) * gradients
+        mean = beta * state["mean"] + (1 - beta) * now.grad
         return mean, {"mean": mean, "rounds": state["rounds"] + 1}
 
 

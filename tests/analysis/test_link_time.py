@@ -13,7 +13,7 @@ from lasg.errors import LasgError
 from lasg.runs.runner import run
 from tests.runs.samples import P, small
 
-NAMES = [*ALGORITHMS, "wk2+qsgd8:7+H3", "pse+dense+H2", "lag+qsgd4"]
+NAMES = [*ALGORITHMS, "wk2+qsgd8:7+H3", "pse+dense+H2", "lag+qsgd4", "lasg-vr", "always+storm+H2", "laq"]
 
 
 @pytest.mark.parametrize("name", NAMES)

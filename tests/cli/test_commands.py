@@ -10,7 +10,7 @@ import pytest
 
 import lasg as package
 from lasg.cli import training as commands
-from lasg.core.algorithms import ALGORITHMS
+from lasg.core.algorithms import ALGORITHMS, KNOWN
 from lasg.core.ledger import COUNTS
 from lasg.data.sources import DATASETS
 from lasg.report.paper_tables import COLUMNS
@@ -92,12 +92,13 @@ def test_list_tasks_as_json_has_the_specs_of_all_tasks(lasg: Lasg) -> None:
     assert rows["mnist-lr"]["eta"] == 0.01
 
 
-def test_list_algorithms_shows_the_twelve(lasg: Lasg) -> None:
+def test_list_algorithms_shows_all_with_their_references(lasg: Lasg) -> None:
     text = fine(lasg("list", "algorithms"))
-    assert all(name in text for name in ALGORITHMS)
+    assert all(name in text for name in KNOWN)
     rows = ok(lasg("list", "algorithms", "--json"))
-    assert [row["algorithm"] for row in rows] == list(ALGORITHMS)
-    assert set(rows[0]) == {"algorithm", "rule", "codec", "local_steps", "summary"}
+    assert [row["algorithm"] for row in rows] == list(KNOWN)
+    assert set(rows[0]) == {"algorithm", "rule", "codec", "local_steps", "summary", "reference"}
+    assert all(row["summary"] and row["reference"] for row in rows)
 
 
 @pytest.mark.parametrize("command", [("list", "data"), ("data", "list")])

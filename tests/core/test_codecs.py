@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lasg.core import codecs
-from lasg.core.codecs import QSGD, Dense, as_codec, parse
+from lasg.core.codec_names import parse
+from lasg.core.codecs import QSGD, Dense, as_codec
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, as_kind, numpy_of
 
@@ -228,7 +229,9 @@ def test_names_of_codecs() -> None:
     assert parse("qsgd8:512") == QSGD(bits=8, bucket=512)
 
 
-@pytest.mark.parametrize("name", ["", "qsgd", "qsgd:4", "qsgd4:x", "qsgd-4", "qsgd1", "qsgd17", "qsgd4:0", "topk"])
+@pytest.mark.parametrize(
+    "name", ["", "qsgd", "qsgd:4", "qsgd4:x", "qsgd-4", "qsgd1", "qsgd17", "qsgd4:0", "topk2:x", "grid2", "dense+ec"]
+)
 def test_unknown_codecs_are_refused(name: str) -> None:
     with pytest.raises(LasgError):
         parse(name)

@@ -89,7 +89,7 @@ def play(run: Training, rounds: int) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("codec", [None, "qsgd8"])
 def test_a_gradient_that_is_not_finite_is_never_aggregated(rule: str, kind: str, value: float, codec: Any) -> None:
-    from lasg.core.codecs import parse
+    from lasg.core.codec_names import parse
 
     faults = {k: [k % M, (k + 2) % M] for k in range(0, 30, 3)}
     run = simulation(rule, Broken(kind, faults, value), parse(codec) if codec else None)

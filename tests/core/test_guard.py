@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lasg.core.algorithms import Stages
+from lasg.core.algorithms import Stages, algorithm
 from lasg.core.guard import WINDOW, Guard
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant
@@ -126,6 +126,16 @@ def test_contributions_without_noise_stay_lazy_and_noise_ends_it_for_every_lazy_
         assert np.all(last.must_upload)
         assert last.points == 1
         assert math.isnan(last.threshold)
+
+
+def test_who_gives_up_laziness_still_probes_for_an_estimator_that_needs_it() -> None:
+    stages = algorithm("lasg-vr").stages()
+    of = Server(ClosedFormSGD(np.zeros(P), Constant(0.1)), stages, Laziness(workers=M, rho=RHO, guard=True))
+    last = play(of, 100, 10.0)[-1]
+    assert of.guard is not None
+    assert of.guard.given_up
+    assert np.all(last.must_upload)
+    assert last.points == 2
 
 
 def test_whole_news_show_the_guard_what_changes_do() -> None:

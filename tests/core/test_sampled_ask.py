@@ -14,7 +14,7 @@ from lasg.core import arrays, workers
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import Mask, stacked
 from lasg.core.belief import Listener
-from lasg.core.codecs import parse
+from lasg.core.codec_names import parse
 from lasg.core.messages import Request, Uploads
 from lasg.core.rules import RULES
 from lasg.core.workers import Workers

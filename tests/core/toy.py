@@ -13,7 +13,8 @@ import torch
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import stacked
 from lasg.core.belief import Belief, Listener
-from lasg.core.codecs import Codec, parse
+from lasg.core.codec_names import parse
+from lasg.core.codecs import Codec
 from lasg.core.estimators import Estimator
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, Schedule

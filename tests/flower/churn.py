@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from deployment import Deployment
 
-from lasg.core import codecs
+from lasg.core import codec_names
 from lasg.core.ledger import COUNTS
 from lasg.flower import new, storage
 from lasg.report.paper_tables import to_csv
@@ -228,7 +228,7 @@ def checked(folder: Path, nodes: int = NODES) -> dict[str, Any]:
     lines = storage.RoundLog(folder / "out" / "trace.csv").lines()[: int(state["server"]["k"])]
     assert [int(line["round"]) for line in lines] == list(range(1, int(state["server"]["k"]) + 1))
     answers = kept(folder)
-    codec, theta = codecs.parse(CODEC), start(folder)
+    codec, theta = codec_names.parse(CODEC), start(folder)
     rows = np.zeros((nodes, len(theta)), np.float32)
     uploads = bits = longest = 0
     last = np.full(nodes, -1)

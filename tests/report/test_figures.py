@@ -515,6 +515,12 @@ def test_the_network_figures_are_drawn_from_the_tables_runs() -> None:
         assert list(one.specs) == [cell.spec(0) for cell in paper.cells(table, ["mnist-nn"])]
 
 
+def test_the_figure_of_another_network_leaves_ps_out() -> None:
+    (one,) = figures("text-lm-homogeneous", Choice())
+    assert one.kind == "curves"
+    assert [spec.algorithm for spec in one.specs] == [name for name in ALGORITHMS if not name.endswith("-ps")]
+
+
 def test_total_time_is_drawn_of_sgd_the_worker_rules_and_local_sgd_with_three_periods() -> None:
     (one,) = figures("tiny-imagenet-homogeneous", Choice(seeds=2))
     assert (one.kind, one.network is not None and one.network.shared) == ("timed", True)

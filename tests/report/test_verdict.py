@@ -15,7 +15,7 @@ from lasg.analysis.link_model import PRESETS
 from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.report.verdict import baseline_of, best_of, links, name, sentences
-from lasg.runs.spec import parse_value
+from lasg.runs.pairs import parse_value
 from lasg.runs.store import Run
 from tests.runs.samples import made_up, small
 

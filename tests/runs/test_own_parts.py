@@ -14,7 +14,7 @@ import pytest
 import lasg
 from lasg.analysis.compare import summarise
 from lasg.cli.main import main
-from lasg.core.codecs import parse
+from lasg.core.codec_names import parse
 from lasg.core.rules import RULES, WK2, Record, wk2
 from lasg.errors import LasgError
 from lasg.report import plots

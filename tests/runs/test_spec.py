@@ -13,7 +13,8 @@ from lasg.core.algorithms import ALGORITHMS
 from lasg.errors import LasgError
 from lasg.runs import factories
 from lasg.runs import spec as specs
-from lasg.runs.spec import Spec, from_dict, from_toml, parse_value, with_budget
+from lasg.runs.pairs import parse_value
+from lasg.runs.spec import Spec, from_dict, from_toml, with_budget
 from lasg.runs.tasks import task
 from tests.runs.samples import SMALL, small
 
@@ -42,12 +43,12 @@ OWN_RULE = {
 @st.composite
 def all_specs(draw: st.DrawFn) -> Spec:
     workers, network, own = draw(st.integers(1, 40)), draw(st.booleans()), draw(st.booleans())
-    table, by_rho = draw(st.booleans()), draw(st.booleans())
+    table, by_rho, local = draw(st.booleans()), draw(st.booleans()), not own and draw(st.booleans())
+    simple = [*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7", "lasg-vr", "wk2+topk0.02:2bit+ec"]
+    with_outer = ["diloco", "sparseloco", "always+topk0.01:warm9+ec+residual0.9+H3+inner"]
     values: dict[str, st.SearchStrategy[Any]] = {
         "task": words,
-        "algorithm": st.sampled_from(
-            ["mine+Half", "mine+Half+H4"] if own else [*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7"]
-        ),
+        "algorithm": st.sampled_from(["mine+Half", "mine+Half+H4"] if own else with_outer if local else simple),
         "data": st.just("csv:a.csv") if table else words,
         "label_column": st.none() | words if table else st.none(),
         "scale": st.none() | st.booleans() if table else st.none(),
@@ -65,6 +66,11 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "schedule_options": options,
         "optimizer": st.sampled_from(["sgd", "SGD", "Adam"]),
         "optimizer_options": options,
+        "outer": st.sampled_from([None, "SGD", "Adam"]) if local else st.none(),
+        "outer_eta": st.none() | positive if local else st.none(),
+        "outer_options": st.none() | options if local else st.none(),
+        "inner_memory": st.sampled_from([None, "kept", "reset"]) if local else st.none(),
+        "drift": st.none() | st.floats(0, 1) if local else st.none(),
         "D": st.integers(1, 10**6),
         "c": st.none() if by_rho else st.none() | st.floats(0, allow_nan=False),
         "rho": st.floats(0, 1e100) if by_rho else st.none(),

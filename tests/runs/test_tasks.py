@@ -17,7 +17,7 @@ SHARED: dict[str, Any] = {"lam": 1e-5, "c": 0.1, "window": 10, "start": "ask-twi
 
 
 def test_the_tasks_are_those_of_the_issue() -> None:
-    networks = ["mnist-nn", "tiny-imagenet"]
+    networks = ["mnist-nn", "tiny-imagenet", "text-lm"]
     assert list(TASKS) == ["digits", "breast-cancer", "ijcnn1-lr", "mnist-lr", "covtype-lr", *networks]
 
 
@@ -30,6 +30,13 @@ def test_a_task_of_the_paper_has_the_papers_settings(name: str) -> None:
 
 def test_digits_is_split_over_ten_workers() -> None:
     assert task("digits").spec("sgd").workers == 10
+
+
+def test_text_is_split_over_four_workers_by_whole_parts() -> None:
+    spec = task("text-lm").spec("sgd")
+    assert (spec.workers, spec.partition, spec.cut, spec.lam) == (4, "sorted", 1780, 0)
+    assert (spec.H, spec.bits, spec.D, spec.iterations) == (20, 8, 50, 400)
+    assert task("text-lm").spec("sgd", setting="homogeneous").cut is None
 
 
 @pytest.mark.parametrize(("setting", "partition"), [("homogeneous", "homogeneous"), ("heterogeneous", "sorted")])

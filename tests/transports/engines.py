@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import host
-from lasg.core.optimizers import ClosedFormSGD
 from lasg.core.training import Training
 from lasg.packing import pack, unpack
 from lasg.transports.ranks import Ranks
 from tests.transports.ranks import on_ranks
-from tests.transports.test_federation import LAZINESS, STEP, member, serve, training
+from tests.transports.test_federation import LAZINESS, member, serve, training
 from tests.transports.test_ranks import M, regression
 from tests.transports.wire import Wire
 
@@ -99,8 +98,7 @@ def _on_a_rank(cases: Cases, exchanges: Sequence[str]) -> dict[tuple[str, str], 
         for exchange in exchanges:
 
             def make(stages: Stages = stages, exchange: str = exchange) -> Training:
-                optimizer = ClosedFormSGD(problem.start(), STEP)
-                return Training(problem, optimizer, stages, LAZINESS, Ranks(exchange=exchange))
+                return training(stages, problem, LAZINESS, problem, Ranks(exchange=exchange))
 
             found[name, exchange] = in_halves(make, lambda killed, make=make: restored(make, killed))  # type: ignore[misc]
     return found

@@ -33,6 +33,7 @@ CASES = {
     for rule in ("always", "wk2", "pse")
     for belief, codecs in (("replace", CODECS), ("difference", CODECS), ("residual", ["dense"]))
     for codec in codecs
+    if (rule, belief) != ("pse", "residual")  # refused: who is not asked has nothing left to say
 }
 RELAYED = {
     f"{rule}+qsgd16:5+{belief}": Stages(rule=RULES[rule], codec=QSGD(bits=16, bucket=5), belief=belief)

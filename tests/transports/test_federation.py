@@ -64,9 +64,7 @@ def simulated(name: str, dtype: str = "float64", laziness: Laziness | None = Non
     return training(stages_of(name), problem, laziness or LAZINESS, problem)
 
 
-def training(
-    stages: Stages, problem: Any, laziness: Laziness, here: Any, transport: Federation | None = None
-) -> Training:
+def training(stages: Stages, problem: Any, laziness: Laziness, here: Any, transport: Any = None) -> Training:
     """Return a training of the workers that are here, and of those that a federation reaches."""
     told = stages.rule.where == "server" and stages.rule.estimate is None
     return Training(

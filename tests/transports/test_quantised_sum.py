@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import lasg
 from lasg.core.algorithms import Stages
-from lasg.core.codecs import Dense, Noise, as_codec, parse
+from lasg.core.codec_names import parse
+from lasg.core.codecs import Dense, Noise, as_codec
 from lasg.core.messages import News, Uploads
 from lasg.core.rules import RULES
 from lasg.transports.links import Links

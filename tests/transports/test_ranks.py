@@ -64,6 +64,21 @@ def network(dtype: Any) -> Problem:
     return ModuleProblem(module, cross_entropy, (features, labels), shards, batch=0.3, dtype=dtype)
 
 
+def text(dtype: Any) -> Problem:
+    """A small language model on windows of random characters."""
+    import torch
+
+    from lasg.problems.models import Transformer, sequence_cross_entropy
+    from lasg.problems.module import ModuleProblem
+
+    torch.manual_seed(3)
+    windows = np.random.default_rng(1).integers(0, 5, (sum(SIZES), 7))
+    pair = windows[:, :-1], windows[:, 1:]
+    shards = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    module = Transformer((6,), 5, width=4, layers=1, heads=2)
+    return ModuleProblem(module, sequence_cross_entropy, pair, shards, batch=0.3, test=pair, dtype=dtype)
+
+
 def stages_of(name: str, codec: Codec | None = None) -> Stages:
     stages = algorithm(name).stages(bits=8, H=3)
     return stages if codec is None else replace(stages, codec=codec)
@@ -136,11 +151,14 @@ def test_a_rank_without_a_worker_is_refused() -> None:
         assign_workers(2, 3)
 
 
+NETWORKS = {"lasg-wk2": network, "laqsg-pse": network, "local-sgd": network, "laqsg-wk2": text}
+
+
 def networks() -> dict[str, Any]:
-    """On a rank: a network with BatchNorm and dropout, measured with the statistics of all workers."""
+    """On a rank: a network with BatchNorm and dropout, measured with the statistics of all workers; a transformer."""
     found = {}
-    for name in ("lasg-wk2", "laqsg-pse", "local-sgd"):
-        run = engine(name, network("float64"), True)
+    for name, make in NETWORKS.items():
+        run = engine(name, make("float64"), True)
         uploads, theta, _ = advanced(run, 20)
         model = {key: host(value).copy() for key, value in run.export().items()}
         found[name] = uploads, theta, run.measure(), model
@@ -150,7 +168,7 @@ def networks() -> dict[str, Any]:
 def test_networks_on_ranks_upload_measure_and_export_as_simulated_ones_do() -> None:
     ranks = on_ranks(2, networks)
     for name in ranks[0]:
-        run = engine(name, network("float64"), False)
+        run = engine(name, NETWORKS[name]("float64"), False)
         uploads, theta, _ = advanced(run, 20)
         expected = run.measure()
         for found in ranks:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lasg.core.arrays import Array, cast, host, zeros
 from lasg.core.codecs import Noise, State, StatefulCodec
 from lasg.core.estimators import Estimator
+from lasg.core.rules import Record
 from lasg.errors import LasgError
 
 
@@ -23,9 +24,17 @@ class Momentum(Estimator):
     def init(self, workers: int, theta: Array) -> State:
         return {"v": zeros((workers, theta.shape[-1]), theta)}
 
-    def update(self, k: int, gradients: Array, state: State) -> tuple[Array, State]:
-        v = self.beta * state["v"] + (1 - self.beta) * gradients
+    def update(self, now: Record, state: State) -> tuple[Array, State]:
+        v = self.beta * state["v"] + (1 - self.beta) * now.grad
         return v, {"v": v}
+
+
+@dataclass(frozen=True)
+class Unsaid(Momentum):
+    """Momentum, less some of what was said."""
+
+    def said(self, decoded: Array, state: State) -> State:
+        return {"v": state["v"] - 0.3 * decoded}
 
 
 @dataclass(frozen=True)

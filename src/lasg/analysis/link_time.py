@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lasg.analysis.link_model import NUMBERS, PRESETS, LinkModel, Traffic, round_seconds
 from lasg.errors import LasgError, did_you_mean
-from lasg.runs.spec import parse_pairs
+from lasg.runs.pairs import parse_pairs
 from lasg.runs.store import Run
 
 EVERY = "all"
@@ -63,14 +63,17 @@ def _changed(name: str, values: dict[str, Any]) -> LinkModel:
 def traffic(run: Run) -> Traffic:
     """Return what the rounds of a stored run carried."""
     trace, spec = run.trace, run.spec
-    chosen = spec.composition
-    rule, H = chosen.rule, chosen.local_steps(spec.H)
+    stages = spec.stages
+    rule, H = stages.rule, stages.local_steps
     uploaded = run.uploads
+    rounds = np.arange(len(uploaded))
+    # Where there was no threshold, laziness had been given up, and nobody computed a rule's probe.
+    given_up = np.isnan(trace["threshold"])
+    points = np.where(given_up, stages.points(rounds, spec.D, decides=False), stages.points(rounds, spec.D))
     return Traffic(
         uploaded=uploaded,
         server_rule=rule.where == "server",
-        # Where there was no threshold, laziness had been given up, and nobody computed a probe.
-        evaluations=np.where(np.isnan(trace["threshold"]), 1, rule.points(np.arange(len(uploaded)), spec.D)) * H,
+        evaluations=points * H,
         model_bits=_each(trace["bits_down"], trace["downloads"]),
         upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
         silent_bits=rule.flag_bits,

@@ -11,7 +11,8 @@ import typer
 from lasg.analysis.link_model import NUMBERS, PRESETS
 from lasg.cli import catalog, data, options
 from lasg.cli.show import err, new_table, out, print_json, runs_table
-from lasg.core.algorithms import ALGORITHMS
+from lasg.core.algorithms import KNOWN, PAPER
+from lasg.core.codec_names import name_of
 from lasg.report.formatting import measure
 from lasg.report.paper_figures import listed as figure_names
 from lasg.runs.tasks import TASKS
@@ -59,16 +60,17 @@ def tasks(json: options.Json = False) -> None:
 
 @app.command()
 def algorithms(json: options.Json = False) -> None:
-    """List the twelve algorithms: rule x codec x local work."""
+    """List the algorithms: the paper's twelve, others' and lasg's own."""
     rows = [
         {
             "algorithm": a.name,
             "rule": a.rule.name,
-            "codec": "qsgd" if a.quantised else "dense",
+            "codec": "qsgd" if a.quantised else name_of(a.codec(8, None)) or "",
             "local_steps": "H" if a.local else "1",
             "summary": a.summary,
+            "reference": a.reference or PAPER,
         }
-        for a in ALGORITHMS.values()
+        for a in KNOWN.values()
     ]
     if json:
         print_json(rows)

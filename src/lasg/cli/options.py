@@ -15,7 +15,8 @@ from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError
 from lasg.report.paper import CAP
 from lasg.runs.files import wrap_write_errors
-from lasg.runs.spec import Spec, parse_pairs, parse_value, with_budget
+from lasg.runs.pairs import parse_pairs, parse_value
+from lasg.runs.spec import Spec, with_budget
 
 RUNS = Path("runs")
 """Where runs are stored if nobody says otherwise."""

@@ -1,65 +1,59 @@
-"""The twelve algorithms of the paper: rows of one table, one choice per stage of a round."""
+"""Algorithms: rows of one table, one choice per stage of a round. The paper's twelve, others' and lasg's own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from lasg.core.belief import BELIEFS, Belief
-from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, as_codec, parse
-from lasg.core.estimators import Estimator
-from lasg.core.rules import ALWAYS, LAG, PS, PSE, RULES, WK1, WK2, Rule
+from lasg.core.codec_names import CODED, FEEDBACK, parse
+from lasg.core.codecs import QSGD, Codec, CodecLike, Dense
+from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
+from lasg.core.rules import ALL_RULES, ALWAYS, CLAG, LAG, LAQ, PS, PSE, VR, WK1, WK2, Rule
+from lasg.core.stages import Stages, rule_named
+from lasg.core.work import OptimizerSteps
 from lasg.errors import LasgError, did_you_mean
 
+__all__ = ["ALGORITHMS", "BITS", "BUCKET", "DEFAULT", "ESTIMATORS", "KNOWN", "PAPER", "Algorithm", "Outer", "Stages"]
+__all__ += ["algorithm", "choose_stages", "composition_name"]
 
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """One choice per stage of a round: what every engine is built from."""
 
-    rule: Rule = ALWAYS
-    codec: Codec = Dense()  # noqa: RUF009 (it is frozen)
-    belief: Belief = "replace"
-    estimator: Estimator | None = None
-    """What filters the gradients; None: they are the contributions."""
-    local_steps: int = 1
-    """H: one gradient, or so many local steps as a pseudo-gradient."""
+@dataclass(frozen=True)
+class Outer:
+    """The server's optimizer of an algorithm whose workers have one of their own."""
 
-    def __post_init__(self) -> None:
-        rule: Any = self.rule  # or their names
-        codec: Any = self.codec
-        object.__setattr__(self, "rule", _rule_named(rule) if isinstance(rule, str) else rule)
-        object.__setattr__(self, "codec", as_codec(parse(codec) if isinstance(codec, str) else codec))
-        if self.belief not in BELIEFS:
-            raise LasgError(f"belief must be one of {', '.join(BELIEFS)}, got {self.belief!r}")
-
-    def describe(self) -> dict[str, str | int]:
-        """Return what processes of one run must agree on, in words that are the same everywhere."""
-        stages: dict[str, str | int] = {"rule": self.rule.name, "codec": repr(self.codec)}
-        if self.belief != "replace":
-            stages["belief"] = self.belief
-        if self.estimator is not None:
-            stages["estimator"] = repr(self.estimator)
-        return {**stages, "local steps": self.local_steps}
+    name: str = "SGD"
+    eta: float = 1.0
+    """SGD of rate 1 averages the workers' models."""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One column of the paper's tables, or a composition of its own."""
+    """A row of the table, or a composition of its own."""
 
     name: str
-    rule: Rule
+    rule: Rule = ALWAYS
     quantised: bool = False
     local: bool = False
     """Whether a round is H local steps instead of one gradient."""
     summary: str = ""
+    reference: str = ""
+    """The paper it is from."""
     own_codec: Codec | None = None
     """A codec of its own instead of the task's."""
     own_steps: int | None = None
     """Local steps of its own instead of the task's."""
     belief: Belief = "replace"
+    decay: float = 1.0
     estimator: Estimator | None = None
+    outer: Outer | None = None
+    """The server's optimizer; then the task's optimizer takes the workers' steps. None: it is the task's."""
+    server: Outer | None = None
+    """The server's optimizer where it is part of the algorithm, and workers send gradients; eta is the task's."""
 
     def codec(self, bits: int, bucket: int | None) -> Codec:
         """Return the codec, at the task's number of bits unless it has its own."""
@@ -69,17 +63,24 @@ class Algorithm:
         """Return the local steps per round, the task's H unless it has its own."""
         return self.own_steps or (H if self.local else 1)
 
-    def stages(self, *, bits: int = 4, bucket: int | None = None, H: int = 1) -> Stages:
-        """Return the choices that a run is built from; bits, bucket and H are the task's."""
+    def stages(
+        self, *, bits: int = 4, bucket: int | None = None, H: int = 1, inner: Mapping[str, Any] = MappingProxyType({})
+    ) -> Stages:
+        """Return the choices that a run is built from; bits, bucket, H and the `inner` optimizer are the task's."""
+        steps = self.local_steps(H)
         return Stages(
             rule=self.rule,
             codec=self.codec(bits, bucket),
             belief=self.belief,
+            decay=self.decay,
             estimator=self.estimator,
-            local_steps=self.local_steps(H),
+            local_steps=steps,
+            inner=None if self.outer is None else OptimizerSteps(steps=steps, **inner),
         )
 
 
+PAPER = "Chen, Sun, Yin 2020 (LASG)"
+"""Where the first twelve are from."""
 _ROWS = (
     Algorithm(name="sgd", rule=ALWAYS, summary="every worker uploads every round"),
     Algorithm(name="lag-wk", rule=LAG, summary="upload when the gradient changed (noise included)"),
@@ -96,23 +97,149 @@ _ROWS = (
 )
 
 ALGORITHMS = {row.name: row for row in _ROWS}
+"""The paper's twelve."""
+
+_NESTEROV = Outer("SGD", 0.7, {"momentum": 0.9, "nesterov": True})
+_OTHER_ROWS = (
+    Algorithm(
+        name="lasg-vr",
+        rule=VR,
+        own_codec=parse("grid0.25+ec"),
+        belief="difference",
+        estimator=Storm(),
+        summary="lazy variance-reduced gradients, coded differences: the fewest bits on regressions",
+        reference="lasg; STORM: Cutkosky and Orabona 2019",
+    ),
+    Algorithm(
+        name="lasg-sparse",
+        own_codec=parse("topk0.01:warm100+ec"),
+        belief="residual",
+        estimator=MomentumCorrection(0.9),
+        summary="one gradient per step; the 1 % with most news, one bit each; for networks",
+        reference="lasg; after Lin et al. 2017",
+    ),
+    Algorithm(
+        name="lasg-sparse-local",
+        local=True,
+        own_codec=parse("topk0.01:warm10+ec"),
+        belief="residual",
+        outer=Outer(),
+        summary="H steps of any optimizer; the 1 % of the move with most news, one bit each; for networks",
+        reference="lasg; after SparseLoCo",
+    ),
+    Algorithm(
+        name="diloco",
+        local=True,
+        outer=_NESTEROV,
+        summary="H steps of any optimizer, averaged, with outer Nesterov momentum",
+        reference="Douillard et al. 2023",
+    ),
+    Algorithm(
+        name="sparseloco",
+        local=True,
+        own_codec=parse("topk0.015625:2bit:chunk4096"),
+        belief="residual",
+        decay=0.95,
+        outer=Outer(),
+        summary="H steps of any optimizer; 64 of every 4,096 entries of the move, 2 bits each",
+        reference="Sarfi et al. 2025",
+    ),
+    Algorithm(
+        name="slowmo",
+        local=True,
+        outer=Outer("SGD", 1.0, {"momentum": 0.5}),
+        summary="local SGD with outer momentum",
+        reference="Wang et al. 2019",
+    ),
+    Algorithm(
+        name="fedadam",
+        local=True,
+        outer=Outer("Adam", 0.01, {"betas": [0.9, 0.99], "eps": 1e-3}),
+        summary="H local steps, Adam on the average move",
+        reference="Reddi et al. 2021",
+    ),
+    Algorithm(
+        name="dgc",
+        own_codec=parse("topk0.001:float:warm100+ec"),
+        belief="residual",
+        estimator=MomentumCorrection(0.9),
+        summary="deep gradient compression: the 0.1 % largest of the momentum that was not said yet",
+        reference="Lin et al. 2017",
+    ),
+    Algorithm(
+        name="ef21",
+        own_codec=parse("topk0.01:float+ec"),
+        belief="difference",
+        summary="the 1 % largest entries of the difference to what is believed",
+        reference="Richtarik, Sokolov, Fatkhullin 2021",
+    ),
+    Algorithm(
+        name="ef21-sgdm",
+        own_codec=parse("topk0.01:float+ec"),
+        belief="difference",
+        estimator=Momentum(0.9),
+        summary="ef21 on each worker's running mean of its gradients",
+        reference="Fatkhullin, Tyurin, Richtarik 2023",
+    ),
+    Algorithm(
+        name="clag",
+        rule=CLAG,
+        own_codec=parse("topk0.01:float+ec"),
+        belief="difference",
+        summary="ef21, silent while the difference is small against the gradient's change",
+        reference="Richtarik et al. 2022 (3PC)",
+    ),
+    Algorithm(
+        name="laq",
+        rule=LAQ,
+        own_codec=parse("uniform4"),
+        belief="difference",
+        summary="quantised differences, silent while they are small against the model's moves and their own error",
+        reference="Sun, Chen, Giannakis, Yin 2019",
+    ),
+    Algorithm(
+        name="sasg",
+        rule=WK2,
+        own_codec=parse("topk0.01:float+ef"),
+        summary="lasg-wk2 with the 1 % largest entries, and error feedback",
+        reference="Deng, Sun, Liu, Li 2021",
+    ),
+    Algorithm(
+        name="cada",
+        rule=WK2,
+        server=Outer("Adam", 0.0, {"amsgrad": True}),
+        summary="lasg-wk2 with AMSGrad at the server",
+        reference="Chen, Guo, Sun, Yin 2021 (CADA2)",
+    ),
+    Algorithm(
+        name="powersgd",
+        own_codec=parse("lowrank2"),
+        belief="residual",
+        summary="matrices as products of two of rank 2, with error feedback",
+        reference="Vogels, Karimireddy, Jaggi 2019",
+    ),
+)
+KNOWN = {**ALGORITHMS, **{row.name: row for row in _OTHER_ROWS}}
+"""All algorithms that have a name."""
+ESTIMATORS: dict[str, type[Any]] = {"momentum": Momentum, "correction": MomentumCorrection, "storm": Storm}
+"""Estimators by the names that compositions use, before their number."""
 
 
 def algorithm(
-    name: str, *, rules: Mapping[str, Rule] = RULES, codecs: Mapping[str, Codec] = MappingProxyType({})
+    name: str, *, rules: Mapping[str, Rule] = ALL_RULES, codecs: Mapping[str, Codec] = MappingProxyType({})
 ) -> Algorithm:
-    """Return the algorithm called `name`: one of the twelve, or a composition such as wk2+qsgd8:512+H4.
+    """Return the algorithm called `name`: one of the table, or a composition such as wk2+qsgd8:512+H4.
 
     `rules` and `codecs` are the names that a composition may use, besides the codecs that `codecs.parse` reads.
     """
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
+    if name in KNOWN:
+        return KNOWN[name]
     rule, *parts = name.split("+")
-    if rule in rules and (parts or rule not in RULES):
+    if rule in rules and (parts or rule not in ALL_RULES):
         return _compose(name, rules[rule], parts, codecs)
     raise LasgError(
-        f"unknown algorithm {name!r}.{did_you_mean(name, ALGORITHMS)} Known: {', '.join(ALGORITHMS)}; "
-        f"or rule+codec such as wk2+qsgd8, with a rule of {', '.join(RULES)}, +H4 for 4 local steps, "
+        f"unknown algorithm {name!r}.{did_you_mean(name, KNOWN)} Known: {', '.join(KNOWN)}; "
+        f"or rule+codec such as wk2+qsgd8, with a rule of {', '.join(ALL_RULES)}, +H4 for 4 local steps, "
         "and +difference or +residual for another belief"
     )
 
@@ -140,46 +267,90 @@ def choose_stages(
     chosen = algorithm(name or DEFAULT)
     if one_gradient and (chosen.local or chosen.local_steps(1) > 1):
         raise LasgError(f"{name} has local steps, and here is one gradient per step: take an algorithm without them")
+    if one_gradient and chosen.outer is not None:
+        raise LasgError(f"{name} steps with the ranks' own optimizers, and here is one for all: take lasg-sparse")
     stages = chosen.stages(bits=BITS, bucket=BUCKET, H=local_steps)
-    changed: dict[str, Any] = {"rule": _rule_named(rule) if isinstance(rule, str) else rule}
+    changed: dict[str, Any] = {"rule": rule_named(rule) if isinstance(rule, str) else rule}
     changed |= {"codec": parse(codec) if isinstance(codec, str) else codec}
     changed |= {"local_steps": None if local_steps == 1 else local_steps}
     return replace(stages, **{stage: choice for stage, choice in changed.items() if choice is not None})
 
 
-def _rule_named(name: str) -> Rule:
-    if name not in RULES:
-        raise LasgError(f"unknown rule {name!r}: one of {', '.join(RULES)}")
-    return RULES[name]
+def composition_name(rule: str, codec: str, steps: int, base: Algorithm | None = None) -> str:
+    """Return the name of a composition: what is usual is left out where a name remains.
 
-
-def composition_name(rule: str, codec: str, steps: int, belief: Belief = "replace") -> str:
-    """Return the name of a composition: what is usual is left out where a name remains."""
+    `base` says its belief, its estimator and its outer optimizer; none: the usual ones.
+    """
     usual = {"dense", "H1", "replace"}
-    parts = [rule, *(part for part in (codec, f"H{steps}", belief) if part not in usual)]
-    return f"{rule}+dense" if parts == [rule] and rule in RULES else "+".join(parts)
+    parts = [codec, f"H{steps}"]
+    if base is not None:
+        parts += [base.belief + (f"{base.decay:g}" if base.decay != 1 else ""), *_estimator_name(base.estimator)]
+        parts += [] if base.outer is None else ["inner"]
+        if base.outer not in (None, Outer()):
+            raise LasgError(f"{base.name} has an outer optimizer of its own: name the whole, such as {rule}+H20+inner")
+    parts = [rule, *(part for part in parts if part not in usual)]
+    return f"{rule}+dense" if parts == [rule] and rule in ALL_RULES else "+".join(parts)
 
 
-def _is_steps(part: str) -> bool:
-    """Tell whether a part of a composition is a number of local steps, such as H4."""
-    return part.startswith("H") and part[1:].isdecimal()
+def _estimator_name(estimator: Estimator | None) -> list[str]:
+    """Return an estimator's part of a composition, if it has one that a name can say."""
+    if estimator is None:
+        return []
+    made: Any = type(estimator)
+    for name, kind in ESTIMATORS.items():
+        if made is kind:
+            number = next(iter(vars(estimator).values()))
+            if estimator == made(number):
+                return [f"{name}{number:g}"]
+    raise LasgError(f"{estimator!r} has no name that a composition could say")
 
 
 def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]) -> Algorithm:
-    steps = [int(part[1:]) for part in parts if _is_steps(part)]
-    beliefs = [belief for belief in BELIEFS for part in parts if part == belief]
-    codecs = [part for part in parts if not _is_steps(part) and part not in BELIEFS]
-    if max(len(steps), len(codecs), len(beliefs)) > 1:
-        raise LasgError(
-            f"{name!r} names two codecs, two beliefs or two numbers of local steps: rule+codec+H4+difference has one "
-            "of each"
-        )
-    if steps == [0]:
-        raise LasgError(f"{name!r} has H0: a round has at least one local step. H1 is one gradient per round")
+    """Return the algorithm of a rule and further parts, in any order but +ec, which follows its codec."""
+    chosen: dict[str, Any] = {}
+    for part in parts:
+        key, value = _part(name, part, chosen, known)
+        if key in chosen and part not in (CODED, FEEDBACK):
+            raise LasgError(
+                f"{name!r} names two codecs, two beliefs or two numbers of local steps: rule+codec+H4+difference has "
+                "one of each"
+            )
+        chosen[key] = value
+    belief, decay = chosen.get("belief", ("replace", 1.0))
+    return Algorithm(
+        name=name,
+        rule=rule,
+        own_codec=_codec_named(chosen.get("codec", "dense"), known),
+        own_steps=chosen.get("steps", 1),
+        belief=belief,
+        decay=decay,
+        estimator=chosen.get("estimator"),
+        outer=chosen.get("outer"),
+    )
+
+
+def _part(name: str, part: str, chosen: Mapping[str, Any], known: Mapping[str, Codec]) -> tuple[str, Any]:
+    """Return which stage a part of a composition chooses, and what."""
+    if found := re.fullmatch(r"H(\d+)", part):
+        if part == "H0":
+            raise LasgError(f"{name!r} has H0: a round has at least one local step. H1 is one gradient per round")
+        return "steps", int(found[1])
+    if found := re.fullmatch(rf"({'|'.join(BELIEFS)})(\d*\.?\d+)?", part):
+        return "belief", (found[1], float(found[2] or 1))
+    if found := re.fullmatch(rf"({'|'.join(ESTIMATORS)})(\d*\.?\d+)?", part):
+        kind = ESTIMATORS[found[1]]
+        return "estimator", kind(float(found[2])) if found[2] else kind()
+    if part == "inner":
+        return "outer", Outer()
+    if part in (CODED, FEEDBACK) and isinstance(chosen.get("codec"), str):
+        return "codec", f"{chosen['codec']}+{part}"
+    _codec_named(part, known)  # refuses what is none
+    return "codec", part
+
+
+def _codec_named(name: str, known: Mapping[str, Codec]) -> Codec:
     try:
-        codec = (known[codecs[0]] if codecs[0] in known else parse(codecs[0])) if codecs else Dense()
+        return known[name] if name in known else parse(name)
     except LasgError as error:
-        hint = did_you_mean(codecs[0], BELIEFS)
+        hint = did_you_mean(name, BELIEFS)
         raise LasgError(f"{error}; or a belief: {', '.join(BELIEFS)}.{hint}") from None
-    belief = beliefs[0] if beliefs else "replace"
-    return Algorithm(name=name, rule=rule, own_codec=codec, own_steps=steps[0] if steps else 1, belief=belief)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lasg.errors import Diverged, LasgError
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -85,6 +87,16 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
+def maximum(x: Array, least: Array) -> Array:
+    """Return the larger of two, entry by entry; `least` may be a number."""
+    return np.maximum(x, least) if isinstance(x, np.ndarray) else x.clamp(min=least)
+
+
+def minimum(x: Array, most: Array) -> Array:
+    """Return the smaller of two, entry by entry; `most` may be a number."""
+    return np.minimum(x, most) if isinstance(x, np.ndarray) else x.clamp(max=most)
+
+
 SINGLE_ONLY = {"mps"}
 """Devices without double precision: what needs it is computed on the CPU."""
 
@@ -135,3 +147,34 @@ def checksum(x: Array) -> int:
 def bits_per_entry(x: Array) -> int:
     """Bits of one entry on the wire when sent as it is: 32 in float32, 64 in float64."""
     return 8 * int(x.itemsize)
+
+
+def places_of(who: IntArray, rows: IntArray | None, uploads: int, count: int) -> IntArray | slice:
+    """Return where, among the rows of those that computed, the uploaders stand."""
+    if uploads == count:
+        return slice(None)
+    return who if rows is None else np.searchsorted(rows, who)
+
+
+def view_of(rows: IntArray) -> IntArray | slice:
+    """Return a slice for a single row, since a list of rows would be copied."""
+    return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
+
+
+LARGEST_ENTRY = 2.0**126
+"""Entries of a gradient may be as large: what stands for them, a step or a mean, is then below float32's end."""
+_FLOAT32_END = float(np.finfo(np.float32).max)
+
+
+def check_entries(values: npt.NDArray[Any], so: str) -> None:
+    """Refuse to say what is not finite, or so large that float32 has no number for it."""
+    if not np.abs(values).max(initial=0) <= LARGEST_ENTRY:
+        raise Diverged(
+            f"a gradient is not finite, or beyond 2^126 in an entry, so {so}: the run diverged, take a smaller eta"
+        )
+
+
+def check_decoded(values: npt.NDArray[Any]) -> None:
+    """Refuse what no message says: what is not finite, or would not be in float32."""
+    if not np.abs(values).max(initial=0) <= _FLOAT32_END:
+        raise LasgError("a message decodes to numbers that are not finite: it is damaged")

@@ -63,10 +63,23 @@ class Speaker:
     """The workers' side: what the server believes of them, or what they have not said yet."""
 
     def __init__(
-        self, belief: Belief, codec: Codec, workers: int, theta: Array, *, confirmed_later: bool = False
+        self,
+        belief: Belief,
+        codec: Codec,
+        workers: int,
+        theta: Array,
+        *,
+        decay: float = 1.0,
+        confirmed_later: bool = False,
+        decodes: bool = False,
     ) -> None:
-        """Speak for some workers. With `confirmed_later`, for one whose uploads may be lost: see `confirm`."""
-        self.belief, self.codec, self.confirmed_later = belief, codec, confirmed_later
+        """Speak for some workers. With `confirmed_later`, for one whose uploads may be lost: see `confirm`.
+
+        `decay` is what remains of a residual from one round to the next. `decodes`: somebody wants to know what
+        messages decode to, whatever the belief.
+        """
+        self.belief, self.codec, self.confirmed_later, self.decay = belief, codec, confirmed_later, decay
+        self.decodes = decodes or belief != "replace"
         self.workers, self.like = workers, theta
         self.chained = is_chained(belief, codec)
         self.pending: Pending | None = None
@@ -88,7 +101,8 @@ class Speaker:
     def add(self, contribution: Array, who: IntArray | slice) -> None:
         """Add what workers have to say, whether they say it now or later: a residual grows by it."""
         if self.belief == "residual":
-            self.rows[who] = self.rows[who] + contribution
+            kept = self.rows[who] if self.decay == 1 else self.decay * self.rows[who]
+            self.rows[who] = kept + contribution
 
     def to_say(self, contribution: Array, who: IntArray | slice) -> Array:
         """Return what workers that upload say: their contribution, or what of it is not believed yet."""
@@ -101,32 +115,30 @@ class Speaker:
     def say(self, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[Array, int]:
         """Return rows as the server will decode them, and their bits: without packing, where the codec can do so."""
         if isinstance(self.codec, StatefulCodec):
-            messages, *said = self._update(rows, who, noise)
-            self._commit(who, *said)
-            return said[0], 8 * sum(map(len, messages))
+            states = pick(self.encoder, who), pick(self.decoder, who)
+            decoded, bits, *after = self.codec.transmit_with(rows, noise, *states)
+            self._commit(who, decoded, *after)
+            return decoded, bits
         decoded, bits = self.codec.transmit(rows, noise)
         self._commit(who, decoded)
         return decoded, bits
 
-    def pack(self, k: int, rows: Array, who: IntArray | slice, noise: Noise) -> list[bytes]:
-        """Return the messages of rows, as they travel."""
+    def pack(self, k: int, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[list[bytes], Array | None]:
+        """Return the messages of rows, as they travel, and what they decode to; None: not known, and not needed."""
+        said: tuple[Any, State, State] = (None, {}, {})
         if isinstance(self.codec, StatefulCodec):
-            messages, *said = self._update(rows, who, noise)
+            messages, encoder = self.codec.update(rows, noise, pick(self.encoder, who))
+            decoded, decoder = self.codec.update_decoder(messages, rows[0], pick(self.decoder, who))
+            said = (decoded, encoder, decoder)
         else:
             messages = self.codec.encode(rows, noise)
-            said = [None if self.belief == "replace" else self.codec.decode(messages, rows[0]), {}, {}]
+            if self.decodes:
+                said = (self.codec.decode(messages, rows[0]), {}, {})
         if self.confirmed_later:
             self.pending = Pending(upload_id(k, messages[0], self.base, chained=self.chained), *said)
         else:
             self._commit(who, *said)
-        return messages
-
-    def _update(self, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[list[bytes], Array, State, State]:
-        """Encode and decode with the codec's states; return the messages, their rows, and the new states."""
-        assert isinstance(self.codec, StatefulCodec)
-        messages, encoder = self.codec.update(rows, noise, pick(self.encoder, who))
-        decoded, decoder = self.codec.update_decoder(messages, rows[0], pick(self.decoder, who))
-        return messages, decoded, encoder, decoder
+        return messages, said[0]
 
     def _commit(
         self, who: IntArray | slice, decoded: Array, encoder: State | None = None, decoder: State | None = None

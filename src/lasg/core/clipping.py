@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lasg.core.arrays import Array, FloatArray, IntArray, cast, norms
-from lasg.core.workers import Oracle
+from lasg.core.work import Oracle
 from lasg.errors import LasgError
 
 

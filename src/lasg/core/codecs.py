@@ -9,18 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import Array, bits_per_entry, cast, float64, host, namespace
+from lasg.core.arrays import Array, bits_per_entry, cast, check_decoded, float64, host, namespace
+from lasg.core.message_bits import join_floats, split_floats
 from lasg.errors import Diverged, LasgError
 
 # Gives uniform numbers in [0, 1), one per entry of the rows, drawn only if a codec asks for them.
 Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
 # What a stage remembers: arrays by name, each with a row per worker.
 State: TypeAlias = dict[str, Array]
+# The shapes of the tensors that lie one after the other in a vector.
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class CodecLike(Protocol):
@@ -61,6 +64,10 @@ class Codec(ABC):
         """Return what the decoder remembers of them."""
         return {}
 
+    def for_shapes(self, shapes: Shapes) -> Codec:  # noqa: ARG002
+        """Return the codec for vectors that are so many tensors, one after the other: itself, for most."""
+        return self
+
     def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
         """Return the rows as the server sees them, and the bits that travelled for all of them.
 
@@ -97,6 +104,49 @@ class StatefulCodec(Codec):
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages as if they were the first."""
         return self.update(rows, noise, self.init(len(rows), rows[0]))[0]
+
+    def transmit_with(
+        self, rows: Array, noise: Noise, encoder: State, decoder: State
+    ) -> tuple[Array, int, State, State]:
+        """Return the rows as the server sees them, their bits, and the new states of both sides.
+
+        A codec that knows what it said without decoding it takes that way.
+        """
+        messages, encoder = self.update(rows, noise, encoder)
+        decoded, decoder = self.update_decoder(messages, rows[0], decoder)
+        return decoded, 8 * sum(map(len, messages)), encoder, decoder
+
+
+class Integers(NamedTuple):
+    """What an `IntegerCodec` says of n vectors."""
+
+    scales: npt.NDArray[np.int32]
+    """Integers `(n, q)` that change little from message to message: exponents of scales."""
+    raw: npt.NDArray[np.uint8]
+    """Bytes `(n, r)` that nobody can foresee: the digits of scales."""
+    symbols: npt.NDArray[np.int32]
+    """An integer per entry, `(n, p)`."""
+
+
+class IntegerCodec(Codec):
+    """A codec that says an integer per entry, and a few numbers of a scale: `+ec` codes the integers (coded.py)."""
+
+    @abstractmethod
+    def quantise(self, rows: Array, noise: Noise) -> Integers:
+        """Return what is said of rows `(n, p)`."""
+
+    @abstractmethod
+    def restore(self, said: Integers, like: Array) -> Array:
+        """Return the rows `(n, p)` that it means."""
+
+    @abstractmethod
+    def head(self, p: int) -> tuple[int, int]:
+        """Return q and r: how many integers and bytes its scales take."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """The largest magnitude of an entry's integer."""
 
 
 class OwnCodec(Codec):
@@ -154,7 +204,7 @@ class Dense(Codec):
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
         dtype = host(like).dtype.newbyteorder("<")
-        return cast(_bytes_of(messages, dtype.itemsize * len(like)).view(dtype).copy(), like)
+        return cast(bytes_of(messages, dtype.itemsize * len(like)).view(dtype).copy(), like)
 
     def length(self, p: int, itemsize: int = 4) -> int:
         """Bytes of a message."""
@@ -166,7 +216,7 @@ class Dense(Codec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(Codec):
+class QSGD(IntegerCodec):
     """Stochastic quantisation of Alistarh et al. 2017: `bits` per entry, sign included, one float32 norm per bucket.
 
     With s = 2^(bits-1) - 1 levels an entry v_i becomes norm * sign(v_i) * l_i / s, where l_i is |v_i| s / norm
@@ -204,8 +254,9 @@ class QSGD(Codec):
         """Turn messages into rows."""
         p = len(like)
         buckets = self._buckets(p)
-        data = _bytes_of(messages, self.length(p))
+        data = bytes_of(messages, self.length(p))
         norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
+        check_decoded(norms)
         codes = _unpack(data[:, 4 * buckets :], self.bits, p)
         levels = self._split(self._meaning().take(codes))
         return cast(self._join(norms.astype(np.float64), levels, p), like)
@@ -215,6 +266,26 @@ class QSGD(Codec):
         p = rows.shape[-1]
         norms, levels = self._quantise(rows, noise)
         return cast(self._join(float64(norms), levels, p), rows), 8 * self.length(p) * len(rows)
+
+    def quantise(self, rows: Array, noise: Noise) -> Integers:
+        """Return the norms, and the signed levels."""
+        norms, levels = map(host, self._quantise(rows, noise))
+        symbols = levels.reshape(len(rows), -1)[:, : rows.shape[-1]].astype(np.int32)
+        return Integers(*split_floats(norms), symbols)
+
+    def restore(self, said: Integers, like: Array) -> Array:
+        """Return norm times level / s."""
+        norms = join_floats(said.scales, said.raw)
+        return cast(self._join(norms, self._split(said.symbols.astype(np.float64)), len(like)), like)
+
+    def head(self, p: int) -> tuple[int, int]:
+        """A float32 norm per bucket."""
+        return self._buckets(p), 3 * self._buckets(p)
+
+    @property
+    def limit(self) -> int:
+        """The highest level."""
+        return self.levels
 
     def _meaning(self) -> npt.NDArray[np.float64]:
         """Return the signed level of every code: the sign is its highest bit."""
@@ -244,8 +315,8 @@ class QSGD(Codec):
         """Return the norms `(n, buckets)` in float32 and signed levels `(n, buckets, entries)` in float64."""
         xp = namespace(rows)
         values = self._split(float64(rows))
-        norms = xp.sqrt((values * values).sum(-1))
         with np.errstate(over="ignore"):  # the check below says it better
+            norms = xp.sqrt((values * values).sum(-1))
             norms = norms.astype(np.float32) if xp is np else norms.float()
         if not bool(xp.isfinite(norms).all()):
             raise Diverged("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
@@ -263,10 +334,11 @@ class QSGD(Codec):
 
 
 def _little_endian(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return numbers with their lowest byte first."""
     return x.astype(x.dtype.newbyteorder("<"), copy=False)
 
 
-def _bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
+def bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
     """Stack messages of one known length as `(n, length)` bytes."""
     for message in messages:
         if len(message) != length:
@@ -305,13 +377,3 @@ def _unpack(packed: npt.NDArray[np.uint8], bits: int, p: int) -> npt.NDArray[np.
     padded = np.zeros((len(packed), p, 16), np.uint8)
     padded[..., 16 - bits :] = spread
     return np.packbits(padded, axis=-1).view(">u2")[..., 0].astype(np.uint16)
-
-
-def parse(name: str) -> Codec:
-    """Return the codec called `name`: dense, qsgd4, qsgd8:512 (bits, then entries per norm)."""
-    if name == "dense":
-        return Dense()
-    bits, _, bucket = name.removeprefix("qsgd").partition(":")
-    if name.startswith("qsgd") and bits.isdigit() and (bucket.isdigit() or not bucket):
-        return QSGD(bits=int(bits), bucket=int(bucket) if bucket else None)
-    raise LasgError(f"unknown codec {name!r}: dense, qsgdB with B = 2..16 bits, or qsgdB:N with a norm every N entries")

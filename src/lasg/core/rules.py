@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from lasg.core.arrays import Array, IntArray, Mask, host, sq, zeros
+from lasg.core.arrays import Array, IntArray, Mask, finite_rows, host, sq, stacked, zeros
 from lasg.core.codecs import State
 from lasg.errors import LasgError
 
@@ -23,6 +23,12 @@ class Record(NamedTuple):
 
     theta: Array = None
     """The model: theta^k now, theta^{k - tau_m} at the last upload."""
+    k: int = 0
+    """The round."""
+    eta: float = 0.0
+    """The server's step size."""
+    workers: int = 1
+    """M."""
     grad: Array = None
     """The exact contribution at `theta` on the sample of that round: not quantised, and before any estimator."""
     probe: Array = None
@@ -31,11 +37,47 @@ class Record(NamedTuple):
     """||theta^k - theta^{k - tau_m}||^2, one number per worker; known now, where the last theta is kept."""
     smoothness: Array = None
     """L_m, or its running estimate, one number per worker."""
+    previous: Array = None
+    """The model of the last round in which the workers computed, where the rule or the estimator probes there."""
+    estimate: Array = None
+    """What the workers would contribute now: what the estimator makes of `grad`. Known where `Rule.sees_belief`."""
+    believed: Array = None
+    """What the server takes the workers to contribute. Known where `Rule.sees_belief`."""
+    message: Array = None
+    """What the server would decode if the workers uploaded now. Known where `Rule.sees_message`."""
+    error: Array = None
+    """What that message leaves out: estimate - believed - message. Known where `Rule.sees_message`."""
+    estimator: State | None = None
+    """What the estimator knows now. Known where `Rule.sees_belief`."""
     state: State | None = None
     """What the rule's own watch knows now, if it has one."""
 
 
+def rows_of(now: Record, some: Any) -> Record:
+    """Return the record of some of the workers that computed."""
+    if isinstance(now.previous, list) and not isinstance(some, slice):
+        previous: Any = [now.previous[i] for i in some]
+    else:
+        previous = None if now.previous is None else now.previous[some]
+    rows = ("grad", "probe", "moved", "estimate", "believed", "message", "error")
+    chosen: dict[str, Any] = {name: value[some] for name in rows if (value := getattr(now, name)) is not None}
+    for name in ("estimator", "state"):
+        if (state := getattr(now, name)) is not None:
+            chosen[name] = {part: value[some] for part, value in state.items()}
+    return now._replace(previous=previous, **chosen)
+
+
+def is_sound(now: Record) -> Mask:
+    """Tell of each worker that computed whether its gradients are finite."""
+    sound = finite_rows(now.grad)
+    if now.probe is not None and now.probe is not now.grad:
+        sound = sound & finite_rows(now.probe)
+    return sound
+
+
 Left: TypeAlias = Callable[[Record, Record], Array]
+Right: TypeAlias = Callable[[float, int], float]
+Probe: TypeAlias = Literal["last", "snapshot", "previous"]
 
 
 class Watch(Protocol):
@@ -59,21 +101,35 @@ class Rule:
     """None: nobody is ever silent."""
     where: Literal["worker", "server"] = "worker"
     """Who evaluates it. A server rule sees `theta`, `moved` and `smoothness` only, and asks nobody else."""
-    probe: Literal["last", "snapshot"] | None = None
-    """Where, besides theta^k, the gradient is needed: at the last upload's theta, or at the snapshot that is
-    taken every D rounds. Each costs one more gradient evaluation."""
-    remembers: tuple[Literal["grad", "probe"], ...] = ()
+    probe: Probe | None = None
+    """Where, besides theta^k, the gradient is needed: at the last upload's theta, at the snapshot that is taken every
+    D rounds, or at the model of the worker's last round. Each costs one more gradient evaluation."""
+    remembers: tuple[Literal["grad", "probe", "error"], ...] = ()
     """Which vectors of the last record a worker must keep: p numbers each."""
     estimate: Left | None = None
-    """An estimate of L_m from an asked worker; the server keeps the largest."""
+    """An estimate of L_m from an asked worker; the server keeps the largest, of all or of the most recent."""
     watch: Watch | None = None
     """What it keeps of every round, if anything: `now.state`."""
+    right: Right | None = None
+    """A right side of its own, of (mean ||aggregate||^2 of the last rounds, M); None: the one that all share."""
+    sees_belief: bool = False
+    """Whether it compares the estimate with what is believed: then it is evaluated after the estimator."""
+    sees_message: bool = False
+    """Whether it also looks at what would be said; the codec must then draw nothing at random."""
+    needs: str | None = None
+    """What the estimator must know, by its name in the estimator's state."""
+    recent: int | None = None
+    """Of how many asks the largest estimate counts; None: of all."""
+    forces: bool = True
+    """Whether who was silent for D rounds uploads; a rule that bounds staleness itself needs no D."""
 
     def __post_init__(self) -> None:
         if self.where == "server" and (self.remembers or self.probe == "snapshot"):
             raise LasgError(f"rule {self.name}: a server rule sees no gradients, so it cannot remember any")
         if self.estimate is not None and (self.where, self.probe) != ("server", "last"):
             raise LasgError(f"rule {self.name}: an estimate needs where='server' and probe='last'")
+        if self.where == "server" and self.sees_belief:
+            raise LasgError(f"rule {self.name}: a server rule is evaluated before anybody computes")
 
     @property
     def periodic(self) -> bool:
@@ -95,9 +151,14 @@ class Rule:
 
         1 where the two models coincide: at first, and whenever the snapshot is taken.
         """
-        if self.probe is None:
-            return 1 + 0 * k
-        return 2 - (k % D == 0) if self.periodic else 2 - (k == 0)
+        return points_of(self.probe, k, D)
+
+
+def points_of(probe: Probe | None, k: Any, D: int) -> Any:
+    """At how many models a gradient is needed in round k (or in many): 1, or 2 where a probe is at another."""
+    if probe is None:
+        return 1 + 0 * k
+    return 2 - (k % D == 0) if probe == "snapshot" else 2 - (k == 0)
 
 
 def lag(now: Record, last: Record) -> Array:
@@ -127,6 +188,73 @@ def smoothness_estimate(now: Record, last: Record) -> Array:  # noqa: ARG001
         return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
 
 
+def clag(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """Left side of CLAG's trigger (Richtarik et al. 2022, 3PC): ||v - h||^2 - zeta ||g - g'||^2, zeta = 1, against 0.
+
+    g' is the worker's gradient of its last round, h what the server believes of it.
+    """
+    assert now.state is not None
+    return host(sq(now.estimate - now.believed)) - host(now.state["changed"])
+
+
+def clag_right(mean: float, workers: int) -> float:  # noqa: ARG001
+    """Return the right side of `clag`: both sizes are on the left."""
+    return 0.0
+
+
+def laq(now: Record, last: Record) -> Array:
+    """Left side of LAQ's trigger (Sun et al. 2019, eq. 7a): ||dQ||^2 - 3 (||eps^k||^2 + ||eps^{k-tau}||^2).
+
+    dQ is the quantised difference to what is believed, eps what quantising takes away.
+    """
+    return host(sq(now.message)) - 3 * (host(sq(now.error)) + host(sq(last.error)))
+
+
+@dataclass(frozen=True)
+class LastGradient:
+    """Keeps every round's gradient, and by how much it changed: ||g - g'||^2."""
+
+    def init(self, workers: int, theta: Array) -> State:
+        """Return zeros."""
+        return {"grad": zeros((workers, theta.shape[-1]), theta), "changed": zeros((workers,), theta)}
+
+    def update(self, now: Record, state: State) -> State:
+        """Return the gradient of now, and its change."""
+        return {"grad": now.grad, "changed": sq(now.grad - state["grad"])}
+
+
+OVERSHOOT, SHARE, NOISE = 0.5, 0.3, 2.0
+"""theta, c and kappa of `vr`."""
+
+
+def vr(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """Speak if M <h - v, H> > theta ||H||^2, or ||v - h||^2 > (c / M) mean ||H||^2 + kappa a s2.
+
+    v is the worker's estimate, h what the server believes of it, H the aggregate of the last round, which the model's
+    move says: H = (theta^{k-1} - theta^k) / eta. The first condition: what is stale of h, if all workers were like this
+    one, overshoots by more than the share theta of the step. The second: the news is more than a share of the step and
+    kappa times the noise of the estimate itself, a s2 (`estimators.Storm`). theta = 0.5, c = 0.3, kappa = 2.
+    """
+    assert now.estimator is not None
+    stale = now.believed - now.estimate
+    news = host(sq(stale)) - NOISE * host(now.estimator["a"] * now.estimator["s2"])
+    if now.previous is None or not now.eta:
+        return news
+    moved = stacked(now.previous) - now.theta  # eta H
+    overshoot = now.workers * now.eta * host((stale * moved).sum(-1)) > OVERSHOOT * host(sq(moved))
+    return np.where(overshoot, np.inf, news)
+
+
+def vr_right(mean: float, workers: int) -> float:
+    """Return the right side of `vr`: (c / M) mean ||H||^2 of the last rounds."""
+    return SHARE / workers * mean
+
+
+def ps_code(now: Record, last: Record) -> Array:  # noqa: ARG001
+    """Left side of PSE as the authors' released code has it: L_m ||theta^k - theta^{k-tau}||^2, L_m not squared."""
+    return now.smoothness * now.moved
+
+
 ALWAYS = Rule(name="always")
 LAG = Rule(name="lag", left=lag, remembers=("grad",))
 WK1 = Rule(name="wk1", left=wk1, probe="snapshot", remembers=("grad", "probe"))
@@ -134,7 +262,15 @@ WK2 = Rule(name="wk2", left=wk2, probe="last")
 PS = Rule(name="ps", left=ps, where="server")
 PSE = Rule(name="pse", left=ps, where="server", probe="last", estimate=smoothness_estimate)
 
+PSE_RECENT = Rule(name="pse-recent", left=ps, where="server", probe="last", estimate=smoothness_estimate, recent=10)
+PSE_CODE = Rule(name="pse-code", left=ps_code, where="server", probe="last", estimate=smoothness_estimate)
+CLAG = Rule(name="clag", left=clag, watch=LastGradient(), right=clag_right, sees_belief=True)
+LAQ = Rule(name="laq", left=laq, remembers=("error",), sees_belief=True, sees_message=True)
+VR = Rule(name="vr", left=vr, right=vr_right, sees_belief=True, forces=False, needs="s2")
+
 RULES = {rule.name: rule for rule in (ALWAYS, LAG, WK1, WK2, PS, PSE)}
+"""The paper's, which go with any estimator, codec and belief."""
+ALL_RULES = RULES | {rule.name: rule for rule in (PSE_RECENT, PSE_CODE, CLAG, LAQ, VR)}
 
 
 class Iterates:
@@ -146,7 +282,8 @@ class Iterates:
 
     def keep(self, theta: Array, uploaded: Mask) -> None:
         """Remember `theta` as the last model of the workers that uploaded."""
-        used = np.bincount(self.slot[~uploaded], minlength=len(self.points))
+        slots = self.slot[~uploaded]
+        used = np.bincount(slots[slots >= 0], minlength=len(self.points))
         free = int(used.argmin())
         if used[free]:
             free = len(self.points)

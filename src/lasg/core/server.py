@@ -17,7 +17,7 @@ import numpy as np
 from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, namespace, sq, zeros
 from lasg.core.guard import WINDOW, Guard
 from lasg.core.messages import News, Request, Uploads
-from lasg.core.rules import Iterates, Record
+from lasg.core.rules import Iterates, Record, points_of
 from lasg.errors import Diverged, LasgError
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class Server:
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
+        self._probe = stages.probe
+        self._own_probe = None if stages.estimator is None else stages.estimator.probe
         # What is said once is never stale: there is nothing to guard.
         guarded = laziness.guard and rule.left is not None and stages.belief != "residual"
         self.guard = Guard() if guarded else None
@@ -124,6 +126,7 @@ class Server:
         self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
         self.tau = np.ones(M, np.int64)
         self._everybody = np.ones(M, np.bool_)
+        self._nobody = np.zeros(M, np.bool_)
         self._scratch: Array = None
         self.iterates = Iterates(M, theta) if rule.where == "server" else None
         if rule.where == "server" and rule.estimate is None:
@@ -134,6 +137,7 @@ class Server:
             self.smoothness = np.broadcast_to(np.asarray(smoothness, np.float64), (M,)).copy()
         else:
             self.smoothness = np.zeros(M)
+        self.recent = None if rule.recent is None else np.zeros((M, rule.recent))
 
     @property
     def theta(self) -> Array:
@@ -146,6 +150,10 @@ class Server:
         With plain SGD it is the paper's, from the squared moves. Otherwise, and where rho says how lazy, the history
         holds squared norms of the aggregate, which is the same number for SGD of one step size.
         """
+        if self.rule.right is not None:
+            mean = sum(self.history) / max(1, len(self.history))
+            square = eta * eta if self._in_moves else 1.0
+            return self.rule.right(mean / square if square else 0.0, self.laziness.workers)
         if self.laziness.rho is not None:
             mean = sum(self.history) / max(1, len(self.history))
             reuse = float(np.minimum(self.tau, self.laziness.D).mean())  # who is gone has a tau without bounds
@@ -155,11 +163,11 @@ class Server:
         scale = self.laziness.c / self.laziness.workers**2
         if scale == 0 or scale == float("inf"):
             return scale  # inf means: silent until due; inf * 0 would be nan
-        if not self.optimizer.plain:
-            return scale * sum(self.history)
-        if eta * eta == 0:
-            return float("inf")  # a schedule came to its end: the model stands still, nothing is new
-        return scale / (eta * eta) * sum(self.history)
+        if self.optimizer.plain:
+            if eta * eta == 0:
+                return float("inf")  # a schedule came to its end: the model stands still, nothing is new
+            scale /= eta * eta
+        return scale * sum(self.history)
 
     @property
     def _forgetting(self) -> float:
@@ -173,7 +181,8 @@ class Server:
         eta = self.optimizer.rate(self.k)
         gave_up = self.guard is not None and bool(self.guard.given_up)
         threshold = math.nan if gave_up else self.threshold(eta)
-        points = 1 if gave_up else int(self.rule.points(self.k, self.laziness.D))
+        # Who has given up laziness needs no rule's probe; an estimator needs its own in every round.
+        points = int(points_of(self._own_probe if gave_up else self._probe, self.k, self.laziness.D))
         must = self._everybody if gave_up else self._must_upload()
         if self.iterates is None or must is self._everybody:
             by_rule = must is not self._everybody
@@ -189,6 +198,8 @@ class Server:
         if self.k == 0 or self.rule.left is None:
             return self._everybody
         limit = math.inf if self.guard is None else self.guard.reuse_limit
+        if not self.rule.forces:
+            return self._nobody if limit == math.inf else self.tau >= limit
         if self.rule.periodic:
             if self.k % self.laziness.D == 0:
                 return self._everybody
@@ -215,7 +226,7 @@ class Server:
             if self.iterates is not None:
                 self.iterates.keep(before, uploaded)
         if uploads.estimates is not None:
-            self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], uploads.estimates)
+            self._note_smoothness(uploaded, uploads.estimates)
         theta = self.optimizer.step(self.k, self.aggregate)
         size = float(sq(self._difference(theta, before) if self._in_moves else self.aggregate))
         if not size < float("inf"):
@@ -223,6 +234,15 @@ class Server:
         self.history.append(size)
         self.k += 1
         return theta
+
+    def _note_smoothness(self, uploaded: Mask, estimates: FloatArray) -> None:
+        """Keep the largest estimate of L_m: of all, or of each worker's most recent ones."""
+        if self.recent is None:
+            self.smoothness[uploaded] = np.maximum(self.smoothness[uploaded], estimates)
+            return
+        self.recent[uploaded] = np.roll(self.recent[uploaded], 1, axis=-1)
+        self.recent[uploaded, 0] = estimates
+        self.smoothness = self.recent.max(-1)
 
     def _difference(self, theta: Array, before: Array) -> Array:
         """Return theta - before, good until the next call: a new vector every round would cost more than the rest."""
@@ -261,6 +281,7 @@ class Server:
             "history": list(self.history),
             "tau": self.tau,
             "smoothness": self.smoothness,
+            **({} if self.recent is None else {"recent": self.recent}),
             "optimizer": self.optimizer.state(),
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
@@ -272,7 +293,7 @@ class Server:
         self.aggregate = state["aggregate"]
         same = bool(state.get("in_moves", self.optimizer.plain)) == self._in_moves
         self.history = deque(state["history"] if same else (), maxlen=self.history.maxlen)
-        self.tau, self.smoothness = state["tau"], state["smoothness"]
+        self.tau, self.smoothness, self.recent = state["tau"], state["smoothness"], state.get("recent")
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])

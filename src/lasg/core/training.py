@@ -14,12 +14,14 @@ import numpy as np
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies
 from lasg.core.clipping import Clipped
+from lasg.core.codecs import Shapes
 from lasg.core.ledger import Ledger
 from lasg.core.messages import Request, Uploads
 from lasg.core.optimizers import Optimizer
 from lasg.core.server import Laziness, Server
 from lasg.core.transport import Local, Plan, Problem, Transport
-from lasg.core.workers import Oracle, Workers
+from lasg.core.work import Oracle
+from lasg.core.workers import Workers
 from lasg.errors import Faulty, LasgError
 
 PATIENCE = 10
@@ -80,11 +82,12 @@ class Training:
         clip: float | None = None,
         patience: int = PATIENCE,
         minibatch_loss: Callable[[], float] | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
         """Train a problem, or, without one, a model whose workers are all elsewhere.
 
-        Without a transport everybody is in this process. `minibatch_loss` is asked after every round's gradients, if
-        the guard watches; NaN: there were none.
+        Without a transport everybody is in this process. `shapes` are those of the model's tensors, where the problem
+        says none. `minibatch_loss` is asked after every round's gradients, if the guard watches; NaN: there were none.
         """
         workers = getattr(problem, "workers", laziness.workers)
         if laziness.workers != workers:
@@ -93,15 +96,14 @@ class Training:
             raise LasgError(f"patience must be a number of rounds >= 1, got {patience!r}")
         theta = optimizer.theta
         self.problem = problem.fresh() if isinstance(problem, Problem) else problem
-        self.stages, self.transport, self.ledger = stages, transport or Local(), Ledger()
-        self.patience = patience
+        stages = stages.for_shapes(shapes or getattr(problem, "shapes", None))
+        self.stages, self.transport, self.ledger, self.patience = stages, transport or Local(), Ledger(), patience
         self.streak: IntArray = np.zeros(laziness.workers, np.int64)
         self._broken = False  # whether anybody is in a streak: quicker to ask in every round
         weights = None if self.problem is None else self.problem.weights
         self.server = Server(optimizer, stages, laziness, smoothness, weights)
-        guarded = self.server.guard is not None
-        self._minibatch_loss = minibatch_loss if guarded else None
-        wants_loss = guarded and minibatch_loss is not None
+        self._minibatch_loss = None if self.server.guard is None else minibatch_loss
+        wants_loss = self._minibatch_loss is not None
         plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer.plain, wants_loss)
         hosting = self.transport.begin(plan)
         self.ids, self.listener, self._here = hosting.ids, hosting.listener, hosting.carries == "news"
@@ -115,6 +117,7 @@ class Training:
                 ids=self.ids,
                 seed=seed,
                 D=laziness.D,
+                workers=laziness.workers,
                 listener=self.listener if self._here else None,
             )
         self._travels = type(self.transport) is not Local
@@ -125,8 +128,7 @@ class Training:
         self.synchronised: list[tuple[int, list[int]]] = []
         """(round, processes) of models that were not the first process's, and were set to it."""
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
-        self._estimate_bits = stages.rule.estimate_bits
-        self._flags = laziness.workers * stages.rule.flag_bits
+        self._estimate_bits, self._flags = stages.rule.estimate_bits, laziness.workers * stages.rule.flag_bits
 
     @property
     def theta(self) -> Array:

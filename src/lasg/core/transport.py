@@ -14,7 +14,7 @@ from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, IntArray
 from lasg.core.belief import Listener
 from lasg.core.messages import Request, Uploads
-from lasg.core.workers import Oracle
+from lasg.core.work import Oracle
 
 
 @runtime_checkable

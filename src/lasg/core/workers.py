@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,35 +21,21 @@ from lasg.core.arrays import (
     IntArray,
     Mask,
     all_finite,
-    cast,
     copies,
-    finite_rows,
+    copy,
     host,
     pieces,
-    stacked,
+    places_of,
+    view_of,
     zeros,
 )
 from lasg.core.belief import Listener, Speaker, pick, put
+from lasg.core.codecs import State
+from lasg.core.estimators import Estimator
 from lasg.core.messages import News, Request, Uploads
-from lasg.core.rules import Iterates, Record
+from lasg.core.rules import Iterates, Record, is_sound, rows_of
+from lasg.core.work import Oracle
 from lasg.errors import LasgError
-
-
-class Oracle(Protocol):
-    """What the workers differentiate: their data, their minibatches and the loss."""
-
-    @property
-    def weights(self) -> FloatArray:
-        """n_m / N for each worker of this process."""
-        ...
-
-    def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
-        """Return each worker's contribution on its minibatch of `iteration`, at each of the points.
-
-        A point is one model `(p,)` for all, or one per worker: `(n, p)`, or a list of n tensors. The first point is
-        where the workers are, the others are probes. `rows` chooses workers; None is all.
-        """
-        ...
 
 
 class Workers:
@@ -64,24 +50,40 @@ class Workers:
         ids: IntArray,
         seed: int,
         D: int,
+        workers: int | None = None,
         listener: Listener | None = None,
         confirmed_later: bool = False,
     ) -> None:
-        """Take the workers `ids` of all M.
+        """Take the workers `ids` of all M, `workers` in number; None: they are all.
 
         What they say is heard by the listener in this process and answered as news; without one it is packed into
         messages. `confirmed_later`: the one worker here learns with the next request whether its upload counts.
         """
-        self.oracle, self.stages, self.rule, self.H = oracle, stages, stages.rule, stages.local_steps
-        self.ids, self.seed, self.D, self.listener = ids, seed, D, listener
+        self.oracle, self.stages, self.rule, self.work = oracle, stages, stages.rule, stages.work
+        self.ids, self.seed, self.D, self.listener, self.count = ids, seed, D, listener, workers or len(ids)
         shape = (len(ids), theta.shape[-1])
-        self.speaker = Speaker(stages.belief, stages.codec, len(ids), theta, confirmed_later=confirmed_later)
+        self.speaker = Speaker(
+            stages.belief,
+            stages.codec,
+            len(ids),
+            theta,
+            decay=stages.decay,
+            confirmed_later=confirmed_later,
+            decodes=stages.estimator is not None and type(stages.estimator).said is not Estimator.said,
+        )
+        self.worked = self.work.init(len(ids), theta)
+        self._one_gradient = stages.inner is None and stages.local_steps == 1
         self.estimates = {} if stages.estimator is None else stages.estimator.init(len(ids), theta)
         self.memory = {name: zeros(shape, theta) for name in self.rule.remembers}
         self.watched = {} if self.rule.watch is None else self.rule.watch.init(len(ids), theta)
-        self.iterates = Iterates(len(ids), theta) if self.rule.probe == "last" else None
+        self.iterates = Iterates(len(ids), theta) if stages.probe in ("last", "previous") else None
+        self._probes, self._each_round = stages.probe is not None, stages.probe == "previous"
+        self._begun = not self._each_round or len(ids) == 0
         self.snapshot = theta
-        self._remembers = bool(self.memory) or self.iterates is not None
+        self._remembers = bool(self.memory) or (self.iterates is not None and not self._each_round)
+        if self._each_round:
+            assert self.iterates is not None
+            self.iterates.slot[:] = -1  # nobody has computed
         self._nobody = np.zeros(len(ids), np.bool_)
         self._all = np.arange(len(ids))
 
@@ -92,7 +94,16 @@ class Workers:
         An estimate of L_m compares with the last upload's model, which an upload that may be lost replaces.
         """
         stages, rule = self.stages, self.stages.rule
-        return bool(stages.estimator or rule.watch or rule.estimate) or stages.belief == "residual"
+        remembers = bool(stages.estimator or rule.watch or rule.estimate or self.worked) or self._each_round
+        return remembers or stages.belief == "residual"
+
+    def confirm(self, held: int) -> bool:
+        """Learn which upload the server holds: see `Speaker.confirm`."""
+        pending = self.speaker.pending
+        agreed = self.speaker.confirm(held)
+        if agreed and pending is not None:
+            self._said(pending.decoded, slice(None))
+        return agreed
 
     def answer(self, request: Request) -> Uploads:
         """Compute what was asked, decide who uploads (worker rules), and say it."""
@@ -102,20 +113,26 @@ class Workers:
         if count == 0:
             return Uploads(self._nobody, news=self._no_news())
         rows = None if count == len(self.ids) else np.flatnonzero(request.computes)
-        now, evaluations = self._compute(request, rows, count)
+        now, evaluations, worked = self._compute(request, rows, count)
+        contributions, broken = None, None
+        if self.rule.sees_belief:
+            broken = self._find_broken(now, rows)
+            contributions = self._contribute(now, rows, broken)
+            now = self._with_belief(now, contributions, rows, broken)
         left, uploaded = self._decide(request, now, rows)
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
-        broken = None
-        if not (all_finite(now.grad) and _finite(left) and _finite(estimates)):
-            broken = self._nobody.copy()
-            broken[slice(None) if rows is None else rows] = ~_sound(now)
+        if contributions is None:
+            broken = self._find_broken(now, rows, left, estimates)
+            contributions = self._contribute(now, rows, broken)
+        if broken is not None:
             uploaded = uploaded & ~broken
-        contributions = self._contribute(request.k, now.grad, rows, broken)
+        if worked or self._each_round:
+            self._keep_round(now, worked, rows, broken)
         uploads = int(np.count_nonzero(uploaded))
         if uploads == 0:
             return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken)
         who = self._all if uploads == len(self.ids) else np.flatnonzero(uploaded)
-        places = _places(who, rows, uploads, count)
+        places = places_of(who, rows, uploads, count)
         news, messages, bits = self._say(request.k, contributions, who, places)
         if self._remembers:
             self._remember(now, uploaded, who, places)
@@ -125,41 +142,87 @@ class Workers:
 
     # -- work -------------------------------------------------------------------------------------------------
 
-    def _compute(self, request: Request, rows: IntArray | None, count: int) -> tuple[Record, int]:
-        """Return the record of now, a row per worker that computes, and the gradient evaluations it took."""
+    def _compute(self, request: Request, rows: IntArray | None, count: int) -> tuple[Record, int, State]:
+        """Return the record of now, a row per worker that computes; the gradient evaluations; the work's new state."""
         theta = request.theta
-        moved = None
+        moved = previous = None
         points = [theta]
         if request.points > 1:
-            points.append(self.snapshot if self.iterates is None else self.iterates.rows(rows))
+            if self._each_round and not self._begun:
+                self._begin(theta, request.computes)
+            previous = self.snapshot if self.iterates is None else self.iterates.rows(rows)
+            points.append(previous)
         if self.rule.estimate:
             assert self.iterates is not None
             moved = self.iterates.moved(theta, rows) if request.k else np.zeros(count)
-        gradients = self._work(request, points, rows)
-        probe = gradients[-1] if self.rule.probe else None
-        now = Record(theta=theta, grad=gradients[0], probe=probe, moved=moved)
-        return now, count * len(points) * self.H
+        worked: State = {}
+        if self._one_gradient:
+            found = self.oracle.gradients(request.k, points, rows)
+        else:
+            found, worked = self._take_steps(request, points, rows)
+        now = Record(
+            theta,
+            request.k,
+            request.eta,
+            self.count,
+            found[0],
+            found[-1] if self._probes else None,
+            moved,
+            previous=previous if self._each_round else None,
+        )
+        return now, count * len(points) * self.work.steps, worked
 
-    def _work(self, request: Request, points: Sequence[Array], rows: IntArray | None) -> list[Array]:
-        """One round of local work from each starting point: a gradient, or H steps as a pseudo-gradient.
+    def _take_steps(
+        self, request: Request, points: Sequence[Array], rows: IntArray | None
+    ) -> tuple[list[Array], State]:
+        """Return what the local steps of a round come to, from each point, and what the work remembers."""
+        weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
+        state = self.worked if rows is None or not self.worked else pick(self.worked, rows)
 
-        The pseudo-gradient is (n_m / N) (theta - theta_m) / eta: the server's step on its sum IS the weighted
-        average of the local models. It equals the sum of the contributions on the way, and is computed as that:
-        no digits cancel, and a step of 0 divides nothing. With H = 1 it is the gradient.
+        def gradients(iteration: int, at: Sequence[Array]) -> list[Array]:
+            return self.oracle.gradients(iteration, at, rows)
+
+        return self.work.update(request.k, request.eta, gradients, points, weights, state)
+
+    def _begin(self, theta: Array, computes: Mask) -> None:
+        """Let workers that have never computed probe where they are: they know of no model before."""
+        assert self.iterates is not None
+        fresh = computes & (self.iterates.slot < 0)
+        if fresh.any():
+            self.iterates.keep(theta, fresh)
+        self._begun = bool((self.iterates.slot >= 0).all())
+
+    def _find_broken(
+        self, now: Record, rows: IntArray | None, left: FloatArray | None = None, estimates: FloatArray | None = None
+    ) -> Mask | None:
+        """Tell whose gradients are NaN or infinite; None: nobody's.
+
+        A rule's numbers show a probe that is not finite; one that an estimator takes is looked at.
         """
-        total = self.oracle.gradients(request.k * self.H, points, rows)
-        if self.H > 1:
-            weights = self.oracle.weights if rows is None else self.oracle.weights[rows]
-            step = request.eta / cast(weights[:, None], points[0])
-        for h in range(1, self.H):
-            local = [stacked(start) - step * so_far for start, so_far in zip(points, total, strict=True)]
-            gradients = self.oracle.gradients(request.k * self.H + h, local, rows)
-            total = [so_far + grad for so_far, grad in zip(total, gradients, strict=True)]
-        return total
-
-    def _contribute(self, k: int, grad: Array, rows: IntArray | None, broken: Mask | None) -> Array:
-        """Return the contributions of those that computed: what the estimator makes of their gradients."""
         estimator = self.stages.estimator
+        probed = estimator is not None and estimator.probe is not None and now.probe is not now.grad
+        if all_finite(now.grad) and _finite(left) and _finite(estimates) and not (probed and not all_finite(now.probe)):
+            return None
+        broken = self._nobody.copy()
+        broken[slice(None) if rows is None else rows] = ~is_sound(now)
+        return broken
+
+    def _keep_round(self, now: Record, worked: State, rows: IntArray | None, broken: Mask | None) -> None:
+        """Keep, of those whose gradients are finite, the work's state and the model that they computed at."""
+        computed = self._nobody.copy()
+        computed[slice(None) if rows is None else rows] = True
+        sound = computed if broken is None else computed & ~broken
+        if worked:
+            who = np.flatnonzero(sound)
+            places = np.arange(len(who)) if rows is None and broken is None else np.cumsum(computed)[who] - 1
+            put(self.worked, who, pick(worked, places))
+        if self._each_round:
+            assert self.iterates is not None
+            self.iterates.keep(now.theta, sound)
+
+    def _contribute(self, now: Record, rows: IntArray | None, broken: Mask | None) -> Array:
+        """Return the contributions of those that computed: what the estimator makes of their gradients."""
+        estimator, grad = self.stages.estimator, now.grad
         if estimator is None and self.stages.belief != "residual":
             return grad
         who: Any = slice(None) if rows is None else rows
@@ -169,7 +232,8 @@ class Workers:
             sound = np.flatnonzero(~broken[who])
             who, grad = who[sound], zeros(grad.shape, grad) + grad
         if estimator is not None:
-            contributions, state = estimator.update(k, grad[sound], pick(self.estimates, who))
+            seen = now if broken is None else rows_of(now, sound)
+            contributions, state = estimator.update(seen, pick(self.estimates, who))
             put(self.estimates, who, state)
             if broken is None:
                 grad = contributions
@@ -177,6 +241,25 @@ class Workers:
                 grad[sound] = contributions
         self.speaker.add(grad[sound], who)
         return grad
+
+    def _with_belief(self, now: Record, contributions: Array, rows: IntArray | None, broken: Mask | None) -> Record:
+        """Return the record with what the workers would contribute, and what they are taken to contribute."""
+        who: Any = slice(None) if rows is None else rows
+        known = pick(self.estimates, who)
+        now = now._replace(estimate=contributions, believed=self.speaker.rows[who], estimator=known)
+        if not self.rule.sees_message:
+            return now
+        said = wanted = self.speaker.to_say(contributions, who)
+        if broken is not None:  # what is not finite has no message, and no error: it is said by nobody
+            said = copy(wanted)
+            said[np.flatnonzero(broken[who])] = 0
+        message = self.stages.codec.transmit(said, functools.partial(self._noise, now.k, who, said.shape[-1]))[0]
+        return now._replace(message=message, error=wanted - message)
+
+    def _said(self, decoded: Array, who: IntArray | slice) -> None:
+        """Let the estimator know what was said, as the server takes it."""
+        if self.stages.estimator is not None and decoded is not None:
+            put(self.estimates, who, self.stages.estimator.said(decoded, pick(self.estimates, who)))
 
     # -- decide -----------------------------------------------------------------------------------------------
 
@@ -203,7 +286,7 @@ class Workers:
         who: Any = slice(None) if rows is None else rows
         state = self.rule.watch.update(now, pick(self.watched, who))
         # Who has no finite gradient remembers nothing of this round.
-        sound = np.flatnonzero(_sound(now))
+        sound = np.flatnonzero(is_sound(now))
         put(self.watched, np.arange(len(self.ids))[who][sound], pick(state, sound))
         return state
 
@@ -224,10 +307,9 @@ class Workers:
         left = []
         for some in pieces(count, p):
             which: Any = some if rows is None else rows[some]
-            mine = now._replace(grad=now.grad[some], probe=None if now.probe is None else now.probe[some])
-            if now.state:
-                mine = mine._replace(state=pick(now.state, some))
-            left.append(self._evaluate(mine, Record(**{name: kept[which] for name, kept in self.memory.items()})))
+            left.append(
+                self._evaluate(rows_of(now, some), Record(**{name: kept[which] for name, kept in self.memory.items()}))
+            )
         return np.concatenate(left)
 
     # -- say --------------------------------------------------------------------------------------------------
@@ -241,6 +323,7 @@ class Workers:
             senders: Any = slice(None) if len(who) == len(self.ids) else who
             said = speaker.to_say(contributions[places], senders)
             decoded, bits = speaker.say(said, senders, functools.partial(self._noise, k, senders, p))
+            self._said(decoded, senders)
             changed = listener.hear(decoded, senders)
             return listener.news(changed), (), bits
         changed = None if listener is None or listener.sums_rows else listener.nothing()
@@ -248,12 +331,16 @@ class Workers:
         messages: list[bytes] = []
         bits = 0
         for some in pieces(len(who), p):
-            mine, noise = _view(who[some]), functools.partial(self._noise, k, who[some], p)
-            said = speaker.to_say(contributions[_view(standing[some])], mine)
+            mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
+            said = speaker.to_say(contributions[view_of(standing[some])], mine)
             if listener is None:
-                messages += speaker.pack(k, said, mine, noise)
+                packed, decoded = speaker.pack(k, said, mine, noise)
+                messages += packed
+                if not speaker.confirmed_later:
+                    self._said(decoded, mine)
                 continue
             decoded, size = speaker.say(said, mine, noise)
+            self._said(decoded, mine)
             listener.hear_long(changed, decoded, who[some])
             bits += size
         if listener is not None:
@@ -278,7 +365,7 @@ class Workers:
             for name, kept in self.memory.items():
                 for some in pieces(len(who), kept.shape[-1]):
                     kept[who[some]] = getattr(now, name)[rows[some]]
-        if self.iterates is not None:
+        if self.iterates is not None and not self._each_round:
             self.iterates.keep(now.theta, uploaded)
 
     # -- what survives the process ------------------------------------------------------------------------------
@@ -293,6 +380,7 @@ class Workers:
                 "watched": self.watched,
             },
             "estimator": self.estimates,
+            "work": self.worked,
             "speaker": self.speaker.state(),
         }
 
@@ -303,28 +391,10 @@ class Workers:
         if self.iterates is not None:
             self.iterates.restore(rule["iterates"])
         self.estimates = copies(state["estimator"], self.snapshot)
+        self.worked = copies(state.get("work", {}), self.snapshot)  # older checkpoints have no work with a memory
+        self._begun = not self._each_round  # looked at again in the next round
         self.speaker.restore(state["speaker"])
-
-
-def _places(who: IntArray, rows: IntArray | None, uploads: int, count: int) -> IntArray | slice:
-    """Return where, among the rows of those that computed, the uploaders stand."""
-    if uploads == count:
-        return slice(None)
-    return who if rows is None else np.searchsorted(rows, who)
-
-
-def _view(rows: IntArray) -> IntArray | slice:
-    """Return a slice for a single row, since a list of rows would be copied."""
-    return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
 
 
 def _finite(numbers: FloatArray | None) -> bool:
     return numbers is None or all_finite(numbers)
-
-
-def _sound(now: Record) -> Mask:
-    """Tell of each worker that computed whether its gradients are finite."""
-    sound = finite_rows(now.grad)
-    if now.probe is not None and now.probe is not now.grad:
-        sound = sound & finite_rows(now.probe)
-    return sound

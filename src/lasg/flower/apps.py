@@ -17,15 +17,16 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from lasg.core.arrays import Array, FloatArray, host, zeros
-from lasg.core.optimizers import ClosedFormSGD, Constant
+from lasg.core.optimizers import Constant
 from lasg.core.training import Training
-from lasg.core.workers import Oracle
+from lasg.core.work import Oracle
 from lasg.errors import LasgError, first_line
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
 from lasg.flower.storage import Recorder, choose
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
+from lasg.runs import factories
 from lasg.runs.files import lock
 from lasg.runs.store import MODEL
 from lasg.transports.federation import Federation
@@ -121,9 +122,9 @@ def _node(context: Context, make_problem: MakeProblem) -> Node:
         problem,
         samples=problem.samples,
         like=zeros(start.shape, start),
-        schedule=Constant(settings.eta),
+        schedule=Constant(settings.spec.server_optimizer.eta),
         D=settings.D,
-        stages=settings.stages,
+        stages=settings.stages.for_shapes(getattr(problem, "shapes", None)),
         seed=settings.seed,
         clip=settings.clip or None,
         buffers=getattr(problem, "buffers", None),
@@ -179,9 +180,15 @@ def train(
         buffers=buffers if buffers.names else None,
         report=_report,
     )
-    optimizer = ClosedFormSGD(flat.gather(), Constant(settings.eta))
     run = Training(
-        None, optimizer, settings.stages, settings.laziness, federation, seed=settings.seed, smoothness=smoothness
+        None,
+        factories.optimizer(settings.spec, flat.gather()),
+        settings.stages,
+        settings.laziness,
+        federation,
+        seed=settings.seed,
+        smoothness=smoothness,
+        shapes=flat.shapes,
     )
 
     def trained() -> nn.Module:

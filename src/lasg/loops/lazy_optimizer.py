@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lasg.core.algorithms import choose_stages
+from lasg.core.algorithms import Stages, choose_stages
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
 from lasg.core.codecs import CodecLike, Dense
+from lasg.core.estimators import MomentumCorrection
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import UNFIT, is_plain, momentum_of
 from lasg.core.rules import Rule
@@ -82,7 +83,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         links = Links(group, timeout)
-        stages = choose_stages(algorithm, rule, codec, one_gradient=True)
+        stages = _with_momentum_of(optimizer, choose_stages(algorithm, rule, codec, one_gradient=True))
         if links.ranks == 1:  # nothing travels: rounding would save nothing
             stages = dataclasses.replace(stages, codec=Dense())
         laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
@@ -303,6 +304,21 @@ class _WrappedOptimizer:
         self.theta, self._copied = state["theta"], (0, 0, 0)
         self.flat.point_at(self.theta)
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _with_momentum_of(optimizer: torch.optim.Optimizer, stages: Stages) -> Stages:
+    """Let the ranks keep the optimizer's momentum, where the algorithm corrects it there: it must not act twice."""
+    if not isinstance(stages.estimator, MomentumCorrection):
+        return stages
+    if type(optimizer) is not torch.optim.SGD or any(group["dampening"] for group in optimizer.param_groups):
+        raise LasgError(
+            f"this algorithm keeps the momentum on the ranks, and {type(optimizer).__name__} has its own: wrap "
+            "torch.optim.SGD(..., momentum=0.9), or take always+qsgd8:512"
+        )
+    beta = momentum_of(optimizer)
+    for group in optimizer.param_groups:
+        group["momentum"], group["nesterov"] = 0.0, False
+    return dataclasses.replace(stages, estimator=dataclasses.replace(stages.estimator, beta=beta))
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

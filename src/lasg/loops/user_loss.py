@@ -22,7 +22,7 @@ class UserLoss:
     """The user's loss: gradients on the minibatch of a step."""
 
     def __init__(self, flat: FlatView, weights: FloatArray) -> None:
-        self.flat, self.weights = flat, weights
+        self.flat, self.weights, self.shapes = flat, weights, flat.shapes
         self.workers = len(weights)
         self.compute: tuple[ComputeLoss, ...] = ()
         self.value: Tensor | None = None

@@ -10,7 +10,8 @@ import tomli_w
 
 from lasg.data.sources import is_own
 from lasg.errors import LasgError
-from lasg.runs.spec import HOW_LAZY, Spec, parse_value
+from lasg.runs.pairs import parse_value
+from lasg.runs.spec import HOW_LAZY, Spec
 from lasg.runs.tasks import SETTINGS, task
 
 _OWN = ("task", "algorithm", "seed", "partition", "until")

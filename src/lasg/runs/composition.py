@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lasg.core.algorithms import ALGORITHMS, Algorithm, algorithm, composition_name
-from lasg.core.codecs import QSGD, CodecLike, Dense, as_codec, parse
-from lasg.core.rules import RULES, Record, Rule
+from lasg.core.algorithms import KNOWN, Algorithm, algorithm, composition_name
+from lasg.core.codec_names import name_of, parse
+from lasg.core.codecs import CodecLike, as_codec
+from lasg.core.rules import ALL_RULES, Record, Rule
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.fingerprints import attributes_of, fingerprint
 
@@ -30,10 +31,11 @@ def compose(base: Algorithm, rule: Rule | str | None, codec: CodecLike | str | N
     """
     rule = find_rule(base.rule if rule is None else rule)
     codec = find_codec(base.codec(settings["bits"], settings.get("bucket")) if codec is None else codec)
-    own_rule = None if RULES.get(rule.name) == rule else describe_rule(rule)
-    own_codec = None if isinstance(codec, Dense | QSGD) else describe_codec(codec)
-    codec_name = str(own_codec["name"]) if own_codec else _codec_name(codec)
-    name = composition_name(rule.name, codec_name, base.local_steps(settings["H"]), base.belief)
+    own_rule = None if ALL_RULES.get(rule.name) == rule else describe_rule(rule)
+    known = name_of(codec)
+    own_codec = None if known else describe_codec(codec)
+    codec_name = known or str(describe_codec(codec)["name"])
+    name = composition_name(rule.name, codec_name, base.local_steps(settings["H"]), base)
     return {"algorithm": name, "own_rule": own_rule, "own_codec": own_codec}
 
 
@@ -41,11 +43,11 @@ def find_rule(rule: Rule | str) -> Rule:
     """Return a rule by its name, or the rule itself."""
     if isinstance(rule, Rule):
         return rule
-    if not isinstance(rule, str) or rule not in RULES:
-        hint = did_you_mean(str(rule), RULES)
+    if not isinstance(rule, str) or rule not in ALL_RULES:
+        hint = did_you_mean(str(rule), ALL_RULES)
         own = "lasg.Rule(name=..., left=FUNCTION)"
-        raise LasgError(f"unknown rule {rule!r}.{hint} Known: {', '.join(RULES)}; or one of your own, {own}")
-    return RULES[rule]
+        raise LasgError(f"unknown rule {rule!r}.{hint} Known: {', '.join(ALL_RULES)}; or one of your own, {own}")
+    return ALL_RULES[rule]
 
 
 def find_codec(codec: CodecLike | str) -> CodecLike:
@@ -88,19 +90,13 @@ def describe_codec(codec: CodecLike) -> dict[str, Any]:
     return {"name": name, **({"settings": plain} if plain else {}), "fingerprint": fingerprint(codec)}
 
 
-def _codec_name(codec: CodecLike) -> str:
-    if not isinstance(codec, QSGD):
-        return "dense"
-    return f"qsgd{codec.bits}" + (f":{codec.bucket}" if codec.bucket else "")
-
-
 def _check_name(what: str, name: str) -> None:
     """Refuse a name that a composition such as wk2+qsgd8+H4 cannot hold, or that means something of lasg's there."""
     if not isinstance(name, str) or not re.fullmatch(r"[^\s+]{1,60}", name):
         raise LasgError(
             f"a {what}'s name is one word of at most 60 characters without +, got {name!r}: give it another"
         )
-    if name in {*RULES, *ALGORITHMS} or re.fullmatch(r"dense|qsgd.*|H\d+", name):
+    if name in {*ALL_RULES, *KNOWN} or re.fullmatch(r"dense|qsgd.*|H\d+", name):
         raise LasgError(f"{name!r} is a name of lasg's own: give your {what} another")
 
 
@@ -127,7 +123,7 @@ def _left(now: Record, last: Record) -> NoReturn:  # noqa: ARG001
 
 def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algorithm:
     """Return the algorithm of a spec. What is not lasg's own can be shown, counted and timed, but not run."""
-    rules, codecs = RULES, {}
+    rules, codecs = ALL_RULES, {}
     if own_rule is not None:
         left, estimate = (_left if own_rule[key] else None for key in ("lazy", "estimates"))
         kept: dict[str, Any] = {"probe": own_rule.get("probe"), "remembers": tuple(own_rule["remembers"])}

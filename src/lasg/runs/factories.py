@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from lasg.core import optimizers
+from lasg.core.algorithms import Outer
 from lasg.core.arrays import Array, FloatArray
 from lasg.core.codecs import CodecLike, as_codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
@@ -40,6 +41,8 @@ UNFIT = {
     "ReduceLROnPlateau": "it wants the loss after every round",
 }
 """Classes of torch.optim that no server of flat gradients can step."""
+MEASURED_WINDOWS = 8
+"""The loss on text is measured on every eighth window: of four parts that takes 1.6 s, and all would take 12 s."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,10 +87,15 @@ def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) 
     of = SimpleNamespace(**dict(zip(PROBLEM, values, strict=True)))
     loaded = dataset(of.data, data_dir, of.reading)
     options = {name: getattr(of, name) for name in ("alpha", "classes", "sizes", "cut")}
+    if loaded.vocabulary:
+        # One domain per worker, and the same text in every setting: as many parts as there are workers.
+        loaded = loaded.first_classes(of.workers)
     shards = split(of.partition, loaded.labels, of.workers, of.seed, **options)
     common = {"batch": of.batch, "seed": of.seed, "lam": of.lam, "dtype": of.dtype}
     if of.model is not None:
         return _network(of, loaded, shards, data_dir, common)
+    if loaded.vocabulary:
+        raise LasgError(f"{of.data} holds text, for networks: set model to transformer")
     if loaded.features.dtype == np.uint8:
         raise LasgError(f"{of.data} holds images as bytes, for networks: set model to resnet18, cnn or mlp")
     return Regression(loaded.features, loaded.labels, shards, classes=loaded.classes, test=loaded.test, **common)
@@ -96,35 +104,59 @@ def _problem(values: tuple[Any, ...], data_dir: Path | None, start: str | None) 
 def _network(
     of: SimpleNamespace, loaded: Dataset, shards: Sequence[Any], data_dir: Path | None, common: dict[str, Any]
 ) -> ModuleProblem:
-    from torch.nn.functional import cross_entropy
-
     from lasg.problems import models
-    from lasg.problems.image_transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
     from lasg.problems.module import ModuleProblem
 
-    module = models.model(of.model, loaded.shape, loaded.classes, of.seed)
+    samples = _text(of, loaded) if loaded.vocabulary else _numbers(of, loaded)
+    shape, classes = samples["dataset"][0].shape[1:], loaded.vocabulary or loaded.classes
+    module = models.model(of.model, shape, classes, of.seed, text=loaded.vocabulary > 0)
     if of.weights is not None:
         path = weights.obtain(of.weights, data_dir)
         try:
             models.load_weights(module, models.read_weights(path), models.MODELS[of.model].head)
         except LasgError as error:
             raise LasgError(f"{path}: {error}") from None
-    if of.augment and len(loaded.shape) != 3:
-        raise LasgError(f"augment is for images, and the samples of {of.data} are {loaded.shape}: leave it out")
-    colour = loaded.shape[0] == 3
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if colour and loaded.features.dtype == np.uint8 else ((), ())
     return ModuleProblem(
         module,
-        cross_entropy,
-        (loaded.features.reshape(-1, *loaded.shape), loaded.labels),
-        shards,
-        test=None if loaded.test is None else (loaded.test[0].reshape(-1, *loaded.shape), loaded.test[1]),
-        transform=ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour),
+        shards=shards,
         batch_norm=of.batch_norm or "local",
         device=of.device or "cpu",
         autocast=of.autocast,
+        **samples,
         **common,
     )
+
+
+def _numbers(of: SimpleNamespace, loaded: Dataset) -> dict[str, Any]:
+    """Return what a network's problem is made of where samples are images, or other features, with a class each."""
+    from torch.nn.functional import cross_entropy
+
+    from lasg.problems.image_transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+
+    shape, colour = loaded.shape, loaded.shape[0] == 3
+    if of.augment and len(shape) != 3:
+        raise LasgError(f"augment is for images, and the samples of {of.data} are {shape}: leave it out")
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if colour and loaded.features.dtype == np.uint8 else ((), ())
+    return {
+        "loss": cross_entropy,
+        "dataset": (loaded.features.reshape(-1, *shape), loaded.labels),
+        "test": None if loaded.test is None else (loaded.test[0].reshape(-1, *shape), loaded.test[1]),
+        "transform": ImageTransform(mean, std, shift=4 if of.augment else 0, flip=bool(of.augment) and colour),
+    }
+
+
+def _text(of: SimpleNamespace, loaded: Dataset) -> dict[str, Any]:
+    """The same where samples are windows of text: each character's target is the next one."""
+    from lasg.problems.models import sequence_cross_entropy
+
+    if of.augment:
+        raise LasgError(f"augment is for images, and {of.data} holds text: leave it out")
+    dataset, test = (
+        None if windows is None else (windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64))
+        for windows in (loaded.features, loaded.test_features)
+    )
+    measured = np.arange(0, len(loaded.features), MEASURED_WINDOWS)
+    return {"loss": sequence_cross_entropy, "dataset": dataset, "test": test, "measured": measured}
 
 
 @functools.lru_cache(maxsize=1)
@@ -134,12 +166,17 @@ def _smoothness(of: Problem, reading: str) -> FloatArray:
 
 def optimizer(spec: Spec, theta: Array) -> Optimizer:
     """Return the server optimizer of a spec: plain SGD in closed form, anything else from torch.optim."""
-    if spec.optimizer == "sgd" and spec.schedule in {"constant", "decreasing"}:
+    chosen = spec.server_optimizer
+    if spec.composition.outer is not None:
+        if chosen.name == "SGD" and not any(chosen.options.values()):
+            return ClosedFormSGD(theta, Constant(chosen.eta))
+        return _torch_optimizer(chosen, spec.but(schedule="constant", schedule_options={}), theta)
+    if chosen.name == "sgd" and spec.schedule in {"constant", "decreasing"}:
         if spec.optimizer_options:
             given = ", ".join(spec.optimizer_options)
             raise LasgError(f"optimizer sgd takes no options, got {given}. optimizer = 'SGD' is torch's, and does")
         return ClosedFormSGD(theta, schedule(spec))
-    return _torch_optimizer(spec, theta)
+    return _torch_optimizer(chosen, spec, theta)
 
 
 def schedule(spec: Spec) -> Constant | Decreasing:
@@ -153,12 +190,12 @@ def schedule(spec: Spec) -> Constant | Decreasing:
     return Decreasing(**spec.schedule_options)
 
 
-def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
+def _torch_optimizer(chosen: Outer, spec: Spec, theta: Array) -> TorchOptimizer:
     from torch import optim
 
     if spec.schedule == "decreasing":
         raise LasgError("schedule 'decreasing' goes with optimizer 'sgd'; torch's optimizers take a torch LR scheduler")
-    name = "SGD" if spec.optimizer == "sgd" else spec.optimizer
+    name = "SGD" if chosen.name == "sgd" else chosen.name
     make = _class_of(optim, name, optim.Optimizer, "optimizer")
     plan = None
     if spec.schedule != "constant":
@@ -167,7 +204,7 @@ def _torch_optimizer(spec: Spec, theta: Array) -> TorchOptimizer:
     def made() -> TorchOptimizer:
         return TorchOptimizer(
             theta,
-            lambda parameters: make(parameters, lr=spec.eta, **_plain(spec.optimizer_options)),
+            lambda parameters: make(parameters, lr=chosen.eta, **_plain(chosen.options)),
             (lambda of: plan(of, **_plain(spec.schedule_options))) if plan else None,
         )
 

@@ -8,14 +8,14 @@ import json
 import re
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from lasg.core.algorithms import Algorithm, Stages
+from lasg.core.algorithms import Algorithm, Outer, Stages
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
@@ -31,6 +31,8 @@ OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 HOW_LAZY = ("c", "c_d", "rho")
 """Settings that say how lazy a run is, in one way or another."""
+OUTER = ("outer", "outer_eta", "outer_options", "inner_memory", "drift")
+"""Settings of algorithms whose workers have an optimizer of their own."""
 NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
 """Settings that only a network has."""
 
@@ -69,8 +71,19 @@ class Spec(Settings):
     """constant; decreasing, 2 / (mu (k + K0)); or a class of torch.optim.lr_scheduler."""
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "sgd"
-    """sgd, or a class of torch.optim such as Adam."""
+    """sgd, or a class of torch.optim such as Adam: what steps on gradients, at the server, or, where the algorithm has
+    an outer optimizer, at the workers."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    outer: str | None = None
+    """The server's optimizer where workers have their own: a class of torch.optim; absent: the algorithm's."""
+    outer_eta: float | None = None
+    """Its step size; absent: the algorithm's."""
+    outer_options: Mapping[str, Any] | None = None
+    """Its options; absent: the algorithm's, or none where `outer` is set."""
+    inner_memory: Literal["kept", "reset"] | None = None
+    """Whether the workers' own optimizers remember their momenta from round to round (kept, the default)."""
+    drift: float | None = None
+    """How much of the drift of local steps is corrected, 0 to 1; absent: nothing."""
     H: int = 10
     """Local steps per round; used by local-sgd."""
     bits: int = 4
@@ -81,7 +94,7 @@ class Spec(Settings):
     """The bound on L_m that lasg-ps uses."""
     dtype: Literal["float32", "float64"] = "float32"
     model: str | None = None
-    """A network: mlp, cnn or resnet18; absent: logistic or softmax regression."""
+    """A network: mlp, cnn, resnet18, or transformer for text; absent: logistic or softmax regression."""
     weights: str | None = None
     """A network's start: a weight file's name or path; absent: drawn from the seed."""
     batch_norm: Literal["local", "frozen"] | None = None
@@ -113,6 +126,9 @@ class Spec(Settings):
         for name, hint in _hints().items():
             object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
         composition.check(self.algorithm, self.own_rule, self.own_codec)
+        if not self.outer_options:
+            object.__setattr__(self, "outer_options", None)
+        self._check_outer()
         Constant(self.eta)
         self._choose_laziness()
         self.laziness  # noqa: B018 (refuses what no server takes)
@@ -161,6 +177,19 @@ class Spec(Settings):
         """The constants of the rules."""
         return self.laziness_of(self.workers)
 
+    def _check_outer(self) -> None:
+        """Refuse settings of an outer optimizer, or of the workers' own, where the algorithm has none."""
+        if self.composition.outer is None:
+            given = [name for name in OUTER if getattr(self, name) is not None]
+            if given:
+                raise LasgError(
+                    f"{given[0]} is for algorithms whose workers have an optimizer of their own, which "
+                    f"{self.algorithm} has not: diloco has, or always+H20+inner"
+                )
+        if self.outer_eta is not None:
+            Constant(self.outer_eta)
+        self.stages  # noqa: B018 (refuses what makes no sense)
+
     def _check_budgets(self) -> None:
         for name in ("until", "marks"):
             budgets = getattr(self, name)
@@ -207,7 +236,27 @@ class Spec(Settings):
     @property
     def stages(self) -> Stages:
         """One choice per stage of a round."""
-        return self.composition.stages(bits=self.bits, bucket=self.bucket, H=self.H)
+        return self.composition.stages(bits=self.bits, bucket=self.bucket, H=self.H, inner=self._inner)
+
+    @property
+    def _inner(self) -> dict[str, Any]:
+        """What the workers' own optimizers are, where the algorithm gives them any."""
+        name = "SGD" if self.optimizer == "sgd" else self.optimizer
+        given = {"optimizer": name, "eta": self.eta, "options": self.optimizer_options, "schedule": self.schedule}
+        given |= {"schedule_options": self.schedule_options, "memory": self.inner_memory, "drift": self.drift}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def server_optimizer(self) -> Outer:
+        """The server's optimizer: the algorithm's own, as changed here, or the one that steps on gradients."""
+        chosen = self.composition
+        if chosen.outer is None:
+            own = Outer(self.optimizer, self.eta, self.optimizer_options)
+            return own if chosen.server is None else replace(chosen.server, eta=self.eta)
+        eta = chosen.outer.eta if self.outer_eta is None else self.outer_eta
+        # One optimizer's options are not another's.
+        options = self.outer_options or ({} if self.outer else chosen.outer.options)
+        return Outer(self.outer or chosen.outer.name, eta, options)
 
     @property
     def own_parts(self) -> tuple[str, ...]:
@@ -310,25 +359,6 @@ def read(path: Path | str) -> Spec:
         raise LasgError(f"{path}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise LasgError(f"cannot read the spec {path}: {error}") from None
-
-
-def parse_value(text: str) -> Any:
-    """Read the right side of --set KEY=VALUE: a TOML value, or a bare word as a string."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def parse_pairs(texts: Iterable[str], what: str) -> dict[str, Any]:
-    """Read KEY=VALUE texts; values are TOML, or bare words."""
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise LasgError(f"{what} takes KEY=VALUE, got {text!r}")
-        pairs[key.strip()] = parse_value(value.strip())
-    return pairs
 
 
 def _typed(key: str, hint: Any, value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lasg.data.sources import CSV_PREFIX, IMAGES_PREFIX, LIBSVM_PREFIX, is_own
+from lasg.data.text import TRAIN
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.spec import Spec, from_dict
 
@@ -79,6 +80,13 @@ _ROWS = (
         "ResNet-18 fine-tuned on 10 classes of tiny-imagenet, pretrained on 10 others (paper, smaller)",
         {"data": "tiny-imagenet-10b", "model": "resnet18", "weights": "resnet18-tiny-imagenet-10a", "augment": True}
         | {**_NEURAL, "batch": 0.016, "iterations": 96, "evaluate": 24},
+    ),
+    Task(
+        "text-lm",
+        "a character transformer on the King James Version, one part per worker, 817,727 parameters (embedded)",
+        {"data": "king-james", "model": "transformer", "workers": 4, **_NEURAL, "eta": 0.3, "H": 20}
+        | {"batch": 16 / TRAIN, "iterations": 400, "evaluate": 20},
+        {"partition": SETTINGS["heterogeneous"], "cut": TRAIN},
     ),
 )
 

@@ -22,7 +22,8 @@ from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
 from lasg.core.messages import Request
 from lasg.core.optimizers import Schedule
-from lasg.core.workers import Oracle, Workers
+from lasg.core.work import Oracle
+from lasg.core.workers import Workers
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
 from lasg.transports.model_deltas import Held, decode_steps, follow
@@ -110,6 +111,7 @@ class Node:
             ids=np.array([worker]),
             seed=self.seed,
             D=self.D,
+            workers=workers,
             confirmed_later=True,
         )
 
@@ -159,9 +161,9 @@ class Node:
         theta = self.theta
         if self.rule.periodic and k // self.D != self.epoch:
             self.workers.snapshot, self.epoch = theta, k // self.D
-        if self.last < 0 and self.workers.iterates is not None:
-            self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other model
-        agreed = self.workers.speaker.confirm(int(head["based"]))
+        if self.last < 0 and self.workers.iterates is not None and self.stages.probe == "last":
+            self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other upload's model
+        agreed = self.workers.confirm(int(head["based"]))
         base = self.workers.speaker.base
         request = Request(
             k,

@@ -1,0 +1,318 @@
+"""Bits to a loss: what lasg's algorithms need beside the paper's, on regressions and networks, seed by seed.
+
+    python benchmarks/say_less.py regressions --data-dir DIR    # to the loss that LAQSG-WK2 has after its printed bits
+    python benchmarks/say_less.py network --data-dir DIR        # mnist-nn, heterogeneous, to SGD's loss of .089
+    python benchmarks/say_less.py drop-in --data-dir DIR        # beside DistributedDataParallel, the same steps
+
+Each goes on where it was stopped: finished rows are in results/say-less-*.csv, and the table is printed from them.
+Bits are those of the messages, 8 x their bytes. `down` is what all workers receive: every message of every other
+worker, or the model in every round, whichever is less. `--seeds 1 --quick` is a small try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lasg.core.algorithms import Outer, algorithm
+from lasg.core.optimizers import ClosedFormSGD, Constant, TorchOptimizer
+from lasg.core.server import Laziness
+from lasg.core.training import Training
+from lasg.data.loaders import load
+from lasg.data.partition import split
+from lasg.problems.module import ModuleProblem
+from lasg.runs import factories
+from lasg.runs.tasks import task
+
+RESULTS = Path(__file__).parent.parent / "results"
+Row = dict[str, Any]
+
+# -- regressions -------------------------------------------------------------------------------------------------
+
+BUDGETS = {"mnist-lr": 1e6, "ijcnn1-lr": 1e5, "covtype-lr": 1e6}
+"""Bits that the paper's tables 3 and 4 give to LAQSG-WK2."""
+REGRESSIONS = ("wk2+qsgd4+ec", "lasg-vr", "always+grid0.25+ec+difference+storm")
+"""Coded alone; with variance reduction; the same without a trigger."""
+SETTINGS = ("homogeneous", "heterogeneous")
+
+
+def regression_cases(seeds: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """Every task, setting and seed."""
+    return ((name, setting, seed) for name in BUDGETS for setting in SETTINGS for seed in seeds)
+
+
+def regression_rows(case: tuple[Any, ...], data_dir: str, quick: bool) -> Iterator[Row]:
+    """Run LAQSG-WK2 to its budget, then the others to the loss that it has."""
+    name, setting, seed = case
+    spec = task(name).spec("laqsg-wk2", setting=setting, seed=seed)
+    problem = factories.problem(spec, data_dir)
+    base = factories.training(spec, problem)
+    budget = BUDGETS[name] / (10 if quick else 1)
+    while base.ledger.bits_up < budget:
+        base.step()
+    target = base.loss()
+    row = {"task": name, "setting": setting, "seed": seed, "target": f"{target:.6f}"}
+    yield row | result("laqsg-wk2", base, target)
+    sgd = factories.training(spec.but(algorithm="sgd"), problem)
+    run_to(sgd, target, every=10, rounds=100_000)
+    yield row | result("sgd", sgd, target)
+    for other in REGRESSIONS:
+        training = factories.training(spec.but(algorithm=other), problem)
+        limit = base.ledger.rounds if other.startswith("wk2") else 3 * sgd.ledger.rounds
+        run_to(training, target, every=10, rounds=limit, stop=not other.startswith("wk2"))
+        yield row | result(other, training, target)
+
+
+def run_to(training: Training, target: float, *, every: int, rounds: int, stop: bool = True) -> None:
+    """Take steps until the loss is reached, looked at every so many rounds, or so many rounds are over."""
+    while training.ledger.rounds < rounds:
+        for _ in range(min(every, rounds - training.ledger.rounds)):
+            training.step()
+        if stop and training.loss() <= target:
+            return
+
+
+def result(name: str, training: Training, target: float, loss: float | None = None) -> Row:
+    """Return what a training has spent."""
+    ledger, workers = training.ledger, training.server.laziness.workers
+    loss = training.loss() if loss is None else loss
+    return {
+        "algorithm": name,
+        "loss": f"{loss:.6f}",
+        "reached": loss <= target,
+        "rounds": ledger.rounds,
+        "gradients": ledger.gradients,
+        "uploads": ledger.uploads,
+        "bits_up": ledger.bits_up,
+        "bits_down": min(ledger.bits_down, (workers - 1) * ledger.bits_up),
+    }
+
+
+# -- mnist-nn ----------------------------------------------------------------------------------------------------
+
+TARGET = 0.089
+NETWORK: dict[str, dict[str, Any]] = {
+    "sgd": {"eta": 0.05},
+    "always+topk0.002+ec+residual+correction0.9": {"eta": 0.02},
+    "always+topk0.01+ec+residual+correction0.9": {"eta": 0.02},
+    "always+topk0.002+ec+residual+inner+H4": {"eta": 0.05},
+    "wk2+qsgd4:512+ec": {"eta": 0.05},
+}
+"""Algorithms, and their steps."""
+
+
+def network_cases(seeds: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """Every algorithm and seed."""
+    return ((name, seed) for seed in seeds for name in NETWORK)
+
+
+def network_rows(case: tuple[Any, ...], data_dir: str, quick: bool) -> Iterator[Row]:
+    """Train until the loss over all samples is reached; a sample of them says when to look."""
+    name, seed = case
+    spec = task("mnist-nn").spec(name, seed=seed, **NETWORK[name])
+    problem = factories.problem(spec, data_dir)
+    assert isinstance(problem, ModuleProblem)
+    training = factories.training(spec, problem)
+    rows = np.random.default_rng(0).choice(problem.samples, 6_000, replace=False)
+    every, limit = max(1, 25 // training.stages.local_steps), 20 if quick else 1600
+    loss = np.inf
+    while training.ledger.rounds < limit:
+        for _ in range(every):
+            training.step()
+        if problem.loss(training.theta, rows) < TARGET * 1.05:
+            loss = training.loss()
+            if loss <= TARGET:
+                break
+    loss = training.loss() if not np.isfinite(loss) else loss
+    row = {"seed": seed, "eta": spec.eta, "accuracy": f"{training.accuracy():.4f}"}
+    yield row | result(name, training, TARGET, loss)
+
+
+# -- a drop-in for DistributedDataParallel ---------------------------------------------------------------------------
+
+STEPS = {"cnn": 561, "text-lm": 400}
+"""Three epochs of 12,000 images at 64 per step; of the text about 400 x 64 windows."""
+MOMENTUM = {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}
+DROP_IN: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
+    ("cnn", "momentum"): {
+        "ddp": {"algorithm": "sgd", **MOMENTUM},
+        "corrected at the worker": {"algorithm": "always+topk0.01:warm100+ec+residual+correction0.9"},
+        "momentum at the server": {"algorithm": "always+topk0.01:warm100+ec+residual", **MOMENTUM},
+    },
+    ("cnn", "adamw"): {
+        "ddp": {"algorithm": "sgd", "optimizer": "AdamW"},
+        "own step": {"algorithm": "always+topk0.01:warm100+ec+residual+inner", "optimizer": "AdamW"},
+    },
+    ("text-lm", "momentum"): {
+        "ddp": {"algorithm": "sgd", **MOMENTUM},
+        "corrected at the worker": {"algorithm": "always+topk0.01:warm100+ec+residual+correction0.9"},
+        "momentum at the server": {"algorithm": "always+topk0.01:warm100+ec+residual", **MOMENTUM},
+    },
+    ("text-lm", "adamw"): {
+        "ddp": {"algorithm": "sgd", "optimizer": "AdamW"},
+        "own step": {"algorithm": "always+topk0.01:warm100+ec+residual+inner", "optimizer": "AdamW"},
+        "own step, 2 bits": {"algorithm": "always+topk0.01:2bit:warm100+ec+residual+inner", "optimizer": "AdamW"},
+    },
+}
+ETAS = {"cnn momentum random": 0.05, "cnn momentum sorted": 0.02, "cnn adamw random": 0.002, "cnn adamw sorted": 0.002}
+ETAS |= {"text-lm momentum random": 0.1, "text-lm momentum sorted": 0.1}
+ETAS |= {"text-lm adamw random": 0.002, "text-lm adamw sorted": 0.002}
+"""Steps that suit DistributedDataParallel; the others get the same."""
+
+
+def drop_in_cases(seeds: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """Every network, optimizer, split, number of workers, method and seed."""
+    for seed in seeds:
+        for (network, optimizer), methods in DROP_IN.items():
+            for cut, workers in (("random", 2), ("random", 4), ("sorted", 2), ("sorted", 4)):
+                yield from ((network, optimizer, cut, workers, method, seed) for method in methods)
+
+
+def drop_in_rows(case: tuple[Any, ...], data_dir: str, quick: bool) -> Iterator[Row]:
+    """Train one method for the given number of steps."""
+    network, optimizer, cut, workers, method, seed = case
+    given = dict(DROP_IN[network, optimizer][method])
+    problem = cnn_problem(data_dir, cut, workers, seed) if network == "cnn" else text_problem(cut, workers, seed)
+    eta = ETAS[f"{network} {optimizer} {cut}"]
+    training = drop_in_training(problem, given, eta, workers, seed)
+    began = time.monotonic()
+    for _ in range(20 if quick else STEPS[network]):
+        training.step()
+    seconds = time.monotonic() - began
+    row = {"network": network, "optimizer": optimizer, "split": cut, "workers": workers, "method": method, "seed": seed}
+    accuracy = training.accuracy()
+    row |= {"accuracy": "" if accuracy is None else f"{accuracy:.4f}", "seconds": f"{seconds:.0f}"}
+    yield row | result(str(given["algorithm"]), training, 0.0)
+
+
+def drop_in_training(problem: ModuleProblem, given: dict[str, Any], eta: float, workers: int, seed: int) -> Training:
+    """Return the training of a method; the optimizer that steps on gradients is the same for all."""
+    chosen = algorithm(given["algorithm"])
+    name, options = given.get("optimizer", "SGD"), given.get("optimizer_options", {})
+    stages = chosen.stages(inner={"optimizer": name, "eta": eta, "options": options})
+    server = chosen.outer or Outer(name, eta, options)
+    theta = problem.start()
+    if server.name == "SGD" and not server.options:
+        stepping: Any = ClosedFormSGD(theta, Constant(server.eta))
+    else:
+        make = getattr(torch.optim, server.name)
+        stepping = TorchOptimizer(theta, lambda parameters: make(parameters, lr=server.eta, **server.options))
+    return Training(problem, stepping, stages, Laziness(workers=workers), seed=seed)
+
+
+def cnn_problem(data_dir: str, cut: str, workers: int, seed: int) -> ModuleProblem:
+    """Return a CNN with BatchNorm and dropout on 12,000 images of MNIST, dealt at random or by label."""
+    loaded = load("mnist", data_dir=Path(data_dir))
+    assert loaded.test_features is not None
+    assert loaded.test_labels is not None
+    chosen = np.random.default_rng(seed).permutation(len(loaded.labels))[:12_000]
+    labels = loaded.labels[chosen]
+    shards = split("sorted" if cut == "sorted" else "homogeneous", labels, workers, seed)
+    torch.manual_seed(seed)
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(288, 10)),
+    )
+    images = loaded.features[chosen].reshape(-1, 1, 28, 28).astype(np.float32)
+    test = (loaded.test_features[:5_000].reshape(-1, 1, 28, 28).astype(np.float32), loaded.test_labels[:5_000])
+    batch = 64 / 12_000
+    return ModuleProblem(module, cross_entropy, (images, labels), shards, batch=batch, seed=seed, test=test)
+
+
+def text_problem(cut: str, workers: int, seed: int) -> ModuleProblem:
+    """Return the task text-lm: windows dealt at random, or one domain per worker."""
+    setting = "heterogeneous" if cut == "sorted" else "homogeneous"
+    spec = task("text-lm").spec("sgd", setting=setting, seed=seed, workers=workers)
+    problem = factories.problem(spec)
+    assert isinstance(problem, ModuleProblem)
+    return problem
+
+
+# -- what is kept, and printed ---------------------------------------------------------------------------------------
+
+Rows = Callable[[tuple[Any, ...], str, bool], Iterator[Row]]
+PARTS: dict[str, tuple[Callable[[Iterable[int]], Iterator[tuple[Any, ...]]], Rows, tuple[str, ...], int]] = {
+    "regressions": (regression_cases, regression_rows, ("task", "setting"), 5),
+    "network": (network_cases, network_rows, (), 3),
+    "drop-in": (drop_in_cases, drop_in_rows, ("network", "optimizer", "split", "workers", "method"), 5),
+}
+"""Of each: its cases, a case's rows, what its table is grouped by besides the algorithm, seeds."""
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--quick", action="store_true", help="a few rounds of each, written nowhere")
+    parser.add_argument("--only", default="", help="cases that contain all of these words, separated by commas")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    cases, rows_of, group, seeds = PARTS[given.part]
+    path = RESULTS / f"say-less-{given.part}.csv"
+    done = read(path) if not given.quick else []
+    for case in cases(range(seeds if given.seeds is None else given.seeds)):
+        text = " ".join(map(str, case))
+        if not all(word in text for word in given.only.split(",")) or any(row["case"] == text for row in done):
+            continue
+        found = [{"case": text, **row} for row in rows_of(case, given.data_dir, given.quick)]
+        done += found
+        if not given.quick:
+            write(path, done)
+        for row in found:
+            print({name: value for name, value in row.items() if name != "case"}, flush=True)
+    print_table(done, group)
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows that are there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Write all rows, whole or not at all."""
+    part = path.with_suffix(".part")
+    with part.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    part.replace(path)
+
+
+def print_table(rows: list[Row], group: tuple[str, ...]) -> None:
+    """Print the mean and the range of every group's seeds."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((*(str(row[name]) for name in group), str(row["algorithm"])), []).append(row)
+    print(
+        "| " + " | ".join((*group, "algorithm", "seeds", "reached", "loss", "accuracy", "rounds", "gradients")), end=""
+    )
+    print(" | Mbit up | range | Mbit down |")
+    for key, members in groups.items():
+        numbers = {n: [float(m[n]) for m in members if m.get(n)] for n in ("loss", "accuracy", "rounds", "gradients")}
+        means = [f"{statistics.mean(v):.5g}" if v else "" for v in numbers.values()]
+        up, down = ([float(member[name]) / 1e6 for member in members] for name in ("bits_up", "bits_down"))
+        reached = sum(str(member["reached"]) == "True" for member in members)
+        line = [*key, str(len(members)), str(reached), *means, f"{statistics.mean(up):.5g}"]
+        print("| " + " | ".join([*line, f"{min(up):.4g} to {max(up):.4g}", f"{statistics.mean(down):.5g}"]) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What every engine is built from: one choice per stage of a round, and which choices go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lasg.core.belief import BELIEFS, Belief
+from lasg.core.codec_names import FEEDBACK, parse
+from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec, as_codec
+from lasg.core.estimators import Estimator, MomentumCorrection
+from lasg.core.feedback import Feedback
+from lasg.core.rules import ALL_RULES, ALWAYS, Probe, Rule, points_of
+from lasg.core.work import OptimizerSteps, SGDSteps, Work
+from lasg.errors import LasgError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """One choice per stage of a round: what every engine is built from."""
+
+    rule: Rule = ALWAYS
+    codec: Codec = Dense()  # noqa: RUF009 (it is frozen)
+    belief: Belief = "replace"
+    decay: float = 1.0
+    """What remains of a residual from one round to the next."""
+    estimator: Estimator | None = None
+    """What filters the gradients; None: they are the contributions."""
+    local_steps: int = 1
+    """H: one gradient, or so many local steps as a pseudo-gradient."""
+    inner: OptimizerSteps | None = None
+    """Local steps with an optimizer of the workers' own; None: gradients, or SGD at the server's step size."""
+
+    def __post_init__(self) -> None:
+        rule: Any = self.rule  # or their names
+        codec: Any = self.codec
+        object.__setattr__(self, "rule", rule_named(rule) if isinstance(rule, str) else rule)
+        object.__setattr__(self, "codec", as_codec(parse(codec) if isinstance(codec, str) else codec))
+        if self.inner is not None:
+            object.__setattr__(self, "local_steps", self.inner.steps)
+        if self.belief not in BELIEFS:
+            raise LasgError(f"belief must be one of {', '.join(BELIEFS)}, got {self.belief!r}")
+        if not 0 < self.decay <= 1:
+            raise LasgError(f"a residual's decay must be above 0 and at most 1, got {self.decay!r}")
+        self._refuse_what_makes_no_sense()
+
+    def _refuse_what_makes_no_sense(self) -> None:
+        """Refuse combinations that cannot work; name the nearest that does."""
+        rule, estimator = self.rule, self.estimator
+        if self.decay != 1 and self.belief != "residual":
+            raise LasgError(f"only a residual decays, and the belief is {self.belief}: take residual")
+        if rule.where == "server" and self.belief == "residual":
+            raise LasgError(
+                f"rule {rule.name} with residual makes no sense: who is not asked computes nothing, so nothing is left "
+                f"to say later. Take {rule.name} with replace or difference, or a worker's rule such as wk2"
+            )
+        if self.inner is not None and self.probe is not None:
+            who = rule.name if rule.probe else type(estimator).__name__
+            advice = "take always or clag" if rule.probe or rule.needs else ""
+            if estimator is not None and estimator.probe:
+                advice = f"leave {type(estimator).__name__} out" + (f", and {advice}" if advice else "")
+            raise LasgError(
+                f"{who} compares gradients on one minibatch at two models, which local steps of {self.inner.optimizer} "
+                f"do not have: {advice}"
+            )
+        if isinstance(self.codec, Feedback) and self.belief != "replace":
+            raise LasgError(
+                f"+{FEEDBACK} and {self.belief} both say later what a message leaves out: leave +{FEEDBACK} out, or "
+                "take replace"
+            )
+        if rule.sees_belief and self.belief != "difference":
+            raise LasgError(f"rule {rule.name} compares with what is believed of a worker: take difference")
+        if estimator is not None and rule.probe is not None and estimator.probe not in (None, rule.probe):
+            name = type(estimator).__name__
+            raise LasgError(
+                f"{name} and rule {rule.name} need gradients at different models: "
+                f"take {rule.name} without it, or {name} with always, lag or vr"
+            )
+        if isinstance(estimator, MomentumCorrection) and self.belief != "residual":
+            raise LasgError("momentum correction adds up what is not said yet: take residual, or momentum instead")
+        if rule.sees_message and (isinstance(self.codec, StatefulCodec) or self.codec.unbiased):
+            raise LasgError(f"rule {rule.name} looks at a message before it is sent: take a codec such as uniform4")
+        if rule.needs is not None and (estimator is None or rule.needs not in estimator.init(1, np.zeros(1))):
+            raise LasgError(f"rule {rule.name} needs an estimator that knows its noise: +storm, as lasg-vr has it")
+
+    @property
+    def work(self) -> Work:
+        """What a worker computes in a round."""
+        return self.inner or SGDSteps(self.local_steps)
+
+    @property
+    def probe(self) -> Probe | None:
+        """Where, besides theta^k, gradients are needed."""
+        return self.rule.probe or (None if self.estimator is None else self.estimator.probe)
+
+    def points(self, k: Any, D: int, *, decides: bool = True) -> Any:
+        """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
+
+        Where no rule `decides`, since laziness was given up, only the estimator's probe is needed.
+        """
+        own = None if self.estimator is None else self.estimator.probe
+        return points_of(self.probe if decides else own, k, D)
+
+    def for_shapes(self, shapes: Shapes | None) -> Stages:
+        """Return the same for a model of these tensors."""
+        codec = self.codec if shapes is None else self.codec.for_shapes(shapes)
+        return self if codec is self.codec else replace(self, codec=codec)
+
+    def describe(self) -> dict[str, str | int]:
+        """Return what processes of one run must agree on, in words that are the same everywhere."""
+        stages: dict[str, str | int] = {"rule": self.rule.name, "codec": repr(self.codec)}
+        if self.belief != "replace":
+            stages["belief"] = self.belief if self.decay == 1 else f"{self.belief}{self.decay:g}"
+        if self.estimator is not None:
+            stages["estimator"] = repr(self.estimator)
+        if self.inner is not None:
+            stages["inner"] = repr(self.inner)
+        return {**stages, "local steps": self.local_steps}
+
+
+def rule_named(name: str) -> Rule:
+    """Return a rule by its name."""
+    if name not in ALL_RULES:
+        raise LasgError(f"unknown rule {name!r}: one of {', '.join(ALL_RULES)}")
+    return ALL_RULES[name]
