@@ -33,6 +33,8 @@ from lasg.transports.federation import Federation
 from lasg.transports.membership import Trouble
 from lasg.transports.nodes import FAILED, Node, Parcel
 
+LINGERING = 60.0
+"""Seconds that the ServerApp of a SuperLink that was killed may go on, with its folder locked, before it ends."""
 MEMORY, FAILURE = "lasg.memory", "lasg.failure"
 SECURE = {"secagg_mod", "secaggplus_mod", "secaggplus_base"}
 
@@ -200,7 +202,7 @@ def train(
     folder = choose(out, resume=settings.resume)
     if folder != out and not settings.resume:
         say(INFO, f"{out} has a run in it: this one goes to {folder} (resume=true goes on with the last)")
-    with lock(folder):
+    with lock(folder, LINGERING if settings.resume else 0.0):
         spec = settings.spec.but(dtype=str(host(run.theta).dtype))
         recorder = Recorder(folder, spec, run, federation)
         _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))

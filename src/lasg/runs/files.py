@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,11 +30,14 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold a folder for one writer; a second one gets an error. The system lets go of it when the process ends."""
+def lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold a folder for one writer; a second one gets an error, if the first is still there after `wait` seconds.
+
+    The system lets go of it when the process ends.
+    """
     with wrap_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _lock(folder / LOCK)
+        handle = _lock(folder / LOCK, time.monotonic() + wait)
     try:
         yield
     finally:
@@ -41,7 +45,7 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, deadline: float) -> int:
     """Return the handle of a lock that only this process has."""
     while True:
         handle = os.open(path, os.O_CREAT | os.O_RDWR)
@@ -52,6 +56,9 @@ def _lock(path: Path) -> int:
                 return handle
         except BlockingIOError:
             os.close(handle)
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
             raise LasgError(f"another process is writing {path.parent}: wait for it, or take another folder") from None
         os.close(handle)  # who had it before has removed it since it was opened
 
