@@ -143,21 +143,18 @@ def network_rows(case: tuple[Any, ...], data_dir: str, quick: bool) -> Iterator[
 STEPS = {"cnn": 561, "text-lm": 400}
 """Three epochs of 12,000 images at 64 per step; of the text about 400 x 64 windows."""
 MOMENTUM = {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}
+WITH_MOMENTUM: dict[str, dict[str, Any]] = {
+    "ddp": {"algorithm": "sgd", **MOMENTUM},
+    "corrected at the worker": {"algorithm": "always+topk0.01:warm100+ec+residual+correction0.9"},
+    "momentum at the server": {"algorithm": "always+topk0.01:warm100+ec+residual", **MOMENTUM},
+}
 DROP_IN: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
-    ("cnn", "momentum"): {
-        "ddp": {"algorithm": "sgd", **MOMENTUM},
-        "corrected at the worker": {"algorithm": "always+topk0.01:warm100+ec+residual+correction0.9"},
-        "momentum at the server": {"algorithm": "always+topk0.01:warm100+ec+residual", **MOMENTUM},
-    },
+    ("cnn", "momentum"): WITH_MOMENTUM,
     ("cnn", "adamw"): {
         "ddp": {"algorithm": "sgd", "optimizer": "AdamW"},
         "own step": {"algorithm": "always+topk0.01:warm100+ec+residual+inner", "optimizer": "AdamW"},
     },
-    ("text-lm", "momentum"): {
-        "ddp": {"algorithm": "sgd", **MOMENTUM},
-        "corrected at the worker": {"algorithm": "always+topk0.01:warm100+ec+residual+correction0.9"},
-        "momentum at the server": {"algorithm": "always+topk0.01:warm100+ec+residual", **MOMENTUM},
-    },
+    ("text-lm", "momentum"): WITH_MOMENTUM,
     ("text-lm", "adamw"): {
         "ddp": {"algorithm": "sgd", "optimizer": "AdamW"},
         "own step": {"algorithm": "always+topk0.01:warm100+ec+residual+inner", "optimizer": "AdamW"},

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.benchmark import load
 from tests.transports.ranks import on_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,15 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def safety() -> Any:
     """Return the benchmark, with less to do."""
-    if "lasg_safety" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("lasg_safety", ROOT / "benchmarks" / "safety.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["lasg_safety"] = module
-        spec.loader.exec_module(module)
-        module.EPOCHS, module.IMAGES, module.TEXT_STEPS = 2, 640, 6  # type: ignore[attr-defined]
-    return sys.modules["lasg_safety"]
+    return load("safety", EPOCHS=2, IMAGES=640, TEXT_STEPS=6)
 
 
 def outcomes() -> list[tuple[float, int, float]]:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lasg.runs import factories
 from lasg.runs.tasks import task
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def say_less() -> Any:
-    """Return the benchmark."""
-    if "lasg_say_less" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("lasg_say_less", ROOT / "benchmarks" / "say_less.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["lasg_say_less"] = module
-        spec.loader.exec_module(module)
-    return sys.modules["lasg_say_less"]
+from tests.benchmark import load
 
 
 def test_regressions_are_run_to_the_loss_of_laqsg_and_say_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = say_less()
+    bench = load("say_less")
     monkeypatch.setattr(bench, "BUDGETS", {"breast-cancer": 4e4})
     rows = {row["algorithm"]: row for row in bench.regression_rows(("breast-cancer", "heterogeneous", 0), "", False)}
     assert list(rows) == ["laqsg-wk2", "sgd", *bench.REGRESSIONS]
@@ -40,7 +24,7 @@ def test_regressions_are_run_to_the_loss_of_laqsg_and_say_less(monkeypatch: pyte
 
 
 def test_a_drop_in_says_far_less_and_learns() -> None:
-    bench = say_less()
+    bench = load("say_less")
     problem = factories.problem(task("digits").spec("sgd", workers=2, model="mlp", lam=0.0))
     done = {}
     for name, given in bench.DROP_IN["cnn", "momentum"].items():
@@ -56,7 +40,7 @@ def test_a_drop_in_says_far_less_and_learns() -> None:
 
 
 def test_rows_are_kept_and_the_table_is_printed_from_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench = say_less()
+    bench = load("say_less")
     row = {"case": "a 0", "task": "a", "algorithm": "x", "loss": "0.1", "reached": True, "rounds": 3, "gradients": 6}
     row |= {"bits_up": 2_000_000, "bits_down": 4_000_000}
     bench.write(tmp_path / "rows.csv", [row, row | {"case": "a 1", "bits_up": 4_000_000}])
