@@ -13,7 +13,7 @@ from lasg.core.codec_names import CODED, FEEDBACK, parse
 from lasg.core.codecs import QSGD, Codec, CodecLike, Dense
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
 from lasg.core.rules import ALL_RULES, ALWAYS, CLAG, LAG, LAQ, PS, PSE, VR, WK1, WK2, Rule
-from lasg.core.stages import Stages, rule_named
+from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
 from lasg.errors import LasgError, did_you_mean
 
@@ -270,9 +270,7 @@ def choose_stages(
     if one_gradient and chosen.outer is not None:
         raise LasgError(f"{name} steps with the ranks' own optimizers, and here is one for all: take lasg-sparse")
     stages = chosen.stages(bits=BITS, bucket=BUCKET, H=local_steps)
-    changed: dict[str, Any] = {"rule": rule_named(rule) if isinstance(rule, str) else rule}
-    changed |= {"codec": parse(codec) if isinstance(codec, str) else codec}
-    changed |= {"local_steps": None if local_steps == 1 else local_steps}
+    changed: dict[str, Any] = {"rule": rule, "codec": codec, "local_steps": None if local_steps == 1 else local_steps}
     return replace(stages, **{stage: choice for stage, choice in changed.items() if choice is not None})
 
 

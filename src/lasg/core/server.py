@@ -116,7 +116,7 @@ class Server:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
         self._probe = stages.probe
-        self._own_probe = None if stages.estimator is None else stages.estimator.probe
+        self._own_probe = stages.own_probe
         # What is said once is never stale: there is nothing to guard.
         guarded = laziness.guard and rule.left is not None and stages.belief != "residual"
         self.guard = Guard() if guarded else None

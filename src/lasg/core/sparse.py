@@ -72,13 +72,6 @@ class TopK(StatefulCodec):
             after = {"sent": state["sent"] + 1}
         return messages, after
 
-    def transmit_with(
-        self, rows: Array, noise: Noise, encoder: State, decoder: State
-    ) -> tuple[Array, int, State, State]:
-        """Return the rows as decoded, without packing their values."""
-        messages, after = self.update(rows, noise, encoder)
-        return self.decode(messages, rows[0]), 8 * sum(map(len, messages)), after, decoder
-
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
         rows = np.zeros((len(messages), len(like)), np.float32)

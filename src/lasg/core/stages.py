@@ -93,15 +93,19 @@ class Stages:
     @property
     def probe(self) -> Probe | None:
         """Where, besides theta^k, gradients are needed."""
-        return self.rule.probe or (None if self.estimator is None else self.estimator.probe)
+        return self.rule.probe or self.own_probe
+
+    @property
+    def own_probe(self) -> Probe | None:
+        """Where the estimator needs gradients, whatever the rule does."""
+        return None if self.estimator is None else self.estimator.probe
 
     def points(self, k: Any, D: int, *, decides: bool = True) -> Any:
         """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
 
         Where no rule `decides`, since laziness was given up, only the estimator's probe is needed.
         """
-        own = None if self.estimator is None else self.estimator.probe
-        return points_of(self.probe if decides else own, k, D)
+        return points_of(self.probe if decides else self.own_probe, k, D)
 
     def for_shapes(self, shapes: Shapes | None) -> Stages:
         """Return the same for a model of these tensors."""

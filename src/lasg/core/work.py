@@ -45,8 +45,6 @@ class Work(ABC):
 
     steps: int = 1
     """H, local steps per round."""
-    scaled: bool = True
-    """Whether contributions are gradients, which the server's step size scales, and not moves of the model."""
 
     def init(self, workers: int, theta: Array) -> State:  # noqa: ARG002
         """Return what so many workers remember before the first round: nothing, for most work."""
@@ -109,7 +107,6 @@ class OptimizerSteps(Work):
     """Whether a worker's optimizer remembers, across rounds, its momenta of the rounds before."""
     drift: float = 0.0
     """How much of the workers' drift apart is corrected, 0 to 1: see `_correct`."""
-    scaled = False
 
     def __post_init__(self) -> None:
         if self.optimizer in UNFIT or self.optimizer == "Muon":

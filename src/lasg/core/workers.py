@@ -78,6 +78,7 @@ class Workers:
         self.watched = {} if self.rule.watch is None else self.rule.watch.init(len(ids), theta)
         self.iterates = Iterates(len(ids), theta) if stages.probe in ("last", "previous") else None
         self._probes, self._each_round = stages.probe is not None, stages.probe == "previous"
+        self._estimator_probes = stages.own_probe is not None
         self._begun = not self._each_round or len(ids) == 0
         self.snapshot = theta
         self._remembers = bool(self.memory) or (self.iterates is not None and not self._each_round)
@@ -199,8 +200,7 @@ class Workers:
 
         A rule's numbers show a probe that is not finite; one that an estimator takes is looked at.
         """
-        estimator = self.stages.estimator
-        probed = estimator is not None and estimator.probe is not None and now.probe is not now.grad
+        probed = self._estimator_probes and now.probe is not now.grad
         if all_finite(now.grad) and _finite(left) and _finite(estimates) and not (probed and not all_finite(now.probe)):
             return None
         broken = self._nobody.copy()

@@ -172,7 +172,7 @@ class Node:
             float(head["threshold"]),
             computes=np.array([True]),
             must_upload=np.array([bool(head["due"]) or not agreed]),
-            points=int(head.get("points", self.rule.points(k, self.D))),
+            points=int(head["points"] if "points" in head else self.stages.points(k, self.D)),
         )
         uploads = self.workers.answer(request)
         said["evaluations"] = uploads.gradients
