@@ -60,8 +60,12 @@ def _changed(name: str, values: dict[str, Any]) -> LinkModel:
     return LinkModel(**values)
 
 
-def traffic(run: Run) -> Traffic:
-    """Return what the rounds of a stored run carried."""
+def traffic(run: Run, *, relayed: bool = False) -> Traffic:
+    """Return what the rounds of a stored run carried.
+
+    Where messages are `relayed`, a worker hears what the others said, and repeats the server's step, if that is less
+    than the model: as ranks do, and a federation's nodes.
+    """
     trace, spec = run.trace, run.spec
     stages = spec.stages
     rule, H = stages.rule, stages.local_steps
@@ -70,11 +74,14 @@ def traffic(run: Run) -> Traffic:
     # Where there was no threshold, laziness had been given up, and nobody computed a rule's probe.
     given_up = np.isnan(trace["threshold"])
     points = np.where(given_up, stages.points(rounds, spec.D, decides=False), stages.points(rounds, spec.D))
+    model_bits = _each(trace["bits_down"], trace["downloads"])
+    if relayed and len(uploaded):
+        model_bits = min(model_bits, (1 - 1 / spec.workers) * float(trace["bits_up"][-1]) / len(uploaded))
     return Traffic(
         uploaded=uploaded,
         server_rule=rule.where == "server",
         evaluations=points * H,
-        model_bits=_each(trace["bits_down"], trace["downloads"]),
+        model_bits=model_bits,
         upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
         silent_bits=rule.flag_bits,
     )
@@ -85,10 +92,10 @@ def _each(bits: npt.NDArray[Any], messages: npt.NDArray[Any]) -> float:
     return float(bits[-1] / messages[-1]) if messages[-1] else 0.0
 
 
-def seconds(run: Run, chosen: LinkModel) -> npt.NDArray[np.float64]:
+def seconds(run: Run, chosen: LinkModel, *, relayed: bool = False) -> npt.NDArray[np.float64]:
     """Return the simulated seconds that had passed at each evaluation of a run; computed once per network."""
-    if chosen not in run.derived:
-        passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run)))])
-        run.derived[chosen] = passed[run.trace["rounds"]]
-    known: npt.NDArray[np.float64] = run.derived[chosen]
+    if (chosen, relayed) not in run.derived:
+        passed = np.concatenate([[0.0], np.cumsum(round_seconds(chosen, traffic(run, relayed=relayed)))])
+        run.derived[chosen, relayed] = passed[run.trace["rounds"]]
+    known: npt.NDArray[np.float64] = run.derived[chosen, relayed]
     return known

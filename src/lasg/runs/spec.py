@@ -33,7 +33,7 @@ HOW_LAZY = ("c", "c_d", "rho")
 """Settings that say how lazy a run is, in one way or another."""
 OUTER = ("outer", "outer_eta", "outer_options", "inner_memory", "drift")
 """Settings of algorithms whose workers have an optimizer of their own."""
-NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads")
+NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads", "measured")
 """Settings that only a network has."""
 
 
@@ -113,6 +113,8 @@ class Spec(Settings):
     """Further ends: uploads, bits, gradients, loss."""
     evaluate: int | Literal["geometric"] = "geometric"
     """Rounds between two evaluations of the loss; geometric: each 10 % later than the one before."""
+    measured: int | None = None
+    """Networks: loss and accuracy are measured on every so-many-th sample; absent: on all, of text on every eighth."""
     marks: Mapping[str, float] | None = None
     """Further moments of evaluation: when so many uploads, bits or gradients are spent."""
     watch: tuple[int, ...] | None = None
@@ -133,7 +135,10 @@ class Spec(Settings):
         self._choose_laziness()
         self.laziness  # noqa: B018 (refuses what no server takes)
         QSGD(bits=self.bits, bucket=self.bucket)
-        for name, least in (("seed", 0), ("H", 1), ("iterations", 1), ("threads", 1), ("patience", 1)):
+        for name, least in (
+            ("seed", 0),
+            *((name, 1) for name in ("H", "iterations", "threads", "patience", "measured")),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise LasgError(f"{name} must be an integer >= {least}, got {value!r}")
