@@ -22,7 +22,7 @@ import lasg
 from lasg.analysis import link_time
 from lasg.analysis.compare import Spread, spent_at
 from lasg.analysis.link_model import PRESETS
-from lasg.analysis.races import TUNING_SEED, Contender, Race
+from lasg.analysis.races import RACES, TUNING_SEED, Contender, Race
 from lasg.errors import LasgError
 from lasg.runs.files import write_atomically
 from lasg.runs.spec import Spec
@@ -173,7 +173,7 @@ def write(results: Results, folder: Path) -> None:
         named = {tuple(row[key] for key in keys[suffix]): row for row in (*read(path), *rows)}
         check_versions(named.values(), path)
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns)
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(named.values())
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,15 +187,18 @@ def read(path: Path) -> list[Row]:
     columns = TRIAL if path.stem.endswith("-trials") else RESULT
     try:
         with path.open(newline="", encoding="utf-8") as lines:
-            reader = csv.DictReader(lines)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            head, *cells = csv.reader(lines, strict=True)
+        rows = [dict(zip(columns, line, strict=True)) for line in cells]
+        whole = tuple(head) == columns and all(_is_number(row[name]) for row in rows for name in row if name in COUNTED)
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise LasgError(f"cannot read the scoreboard {path}: {error}") from None
-    if tuple(reader.fieldnames or ()) != columns or any(None in row or None in row.values() for row in rows):
-        raise LasgError(
-            f"{path} is not a scoreboard of this version: move it away, or name another folder with --results"
-        )
+    if not whole:
+        raise LasgError(f"{path} is no scoreboard of this version: move it away, or name another folder with --results")
     return rows
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def check_versions(rows: Iterable[Row], path: Path) -> None:
@@ -270,3 +273,11 @@ def _marked(one: Standing, arrived: Sequence[Standing]) -> Standing:
         for others in ([rival.counts[name].mean for name in ("bits_up", "rounds")] for rival in arrived)
     )
     return Standing(**{**vars(one), "front": not any(better)})
+
+
+def read_all(folder: Path) -> dict[str, list[Row]]:
+    """Return the results of a folder by race, in the order of the table of races; races that are gone are left out."""
+    if not folder.is_dir():
+        raise LasgError(f"{folder} is no folder of scoreboard results: lasg scoreboard --results {folder} makes them")
+    found = {name: read(folder / f"{name}.csv") for name in RACES}
+    return {name: rows for name, rows in found.items() if rows}

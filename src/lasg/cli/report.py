@@ -33,6 +33,9 @@ def report(
     network: Annotated[
         str | None, typer.Option(help=f"The network of the simulated seconds: {options.NETWORKS}.", metavar="NAME")
     ] = None,
+    scoreboard: Annotated[
+        Path | None, typer.Option(help="Add a section on these results of lasg scoreboard.", file_okay=False)
+    ] = None,
     title: Annotated[str, typer.Option(help="The page's title; by default task, partition and workers.")] = "",
     json: options.Json = False,
 ) -> None:
@@ -42,7 +45,7 @@ def report(
     # Every report has all the presets, so --network without a name adds nothing.
     links = None if network in {None, link_time.EVERY} else link_time.read_link_model(str(network))
     found = store.read_runs(*runs, task=task, partition=partition)
-    page.write(path, found, target=target, network=links, title=title)
+    page.write(path, found, target=target, network=links, title=title, scoreboard=scoreboard)
     if json:
         print_json({"report": str(path), "runs": len(found), "bytes": path.stat().st_size})
     else:

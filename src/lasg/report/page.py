@@ -23,6 +23,7 @@ from lasg.report import verdict
 from lasg.report.commands import command
 from lasg.report.curves import LABELS, mean_curve, thin
 from lasg.report.formatting import duration, factor, measure, short, small
+from lasg.report.scoreboard_table import section
 from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, sort_series, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run
@@ -46,16 +47,23 @@ def write(
     target: float | None = None,
     network: LinkModel | None = None,
     title: str = "",
+    scoreboard: Path | None = None,
 ) -> None:
     """Write the report of runs of one problem. An existing file is replaced only when all went well."""
     # A folder's name need not be Unicode: what is not becomes a question mark.
-    write_atomically(Path(path), build(runs, target=target, network=network, title=title).encode(errors="replace"))
+    text = build(runs, target=target, network=network, title=title, scoreboard=scoreboard)
+    write_atomically(Path(path), text.encode(errors="replace"))
 
 
 def build(
-    runs: Sequence[Run], *, target: float | None = None, network: LinkModel | None = None, title: str = ""
+    runs: Sequence[Run],
+    *,
+    target: float | None = None,
+    network: LinkModel | None = None,
+    title: str = "",
+    scoreboard: Path | None = None,
 ) -> str:
-    """Return the report as HTML."""
+    """Return the report as HTML; `scoreboard` is a folder of its results, for a section of their own."""
     from jinja2 import Environment
 
     check_one_problem(runs)
@@ -86,6 +94,7 @@ def build(
         plotly=text["plotly-basic.min.js"],
         data=_json(content.data()),
         content=content,
+        scoreboard=None if scoreboard is None else section(scoreboard),
         plotly_version=PLOTLY_VERSION.findall(text["plotly-basic.min.js"][:200])[0],
         **content.page(),
     )

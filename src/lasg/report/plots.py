@@ -75,12 +75,16 @@ def drawing() -> Iterator[None]:
 def save(figure: Figure, path: Path | str) -> None:
     """Write a picture whole or not at all, without the date, so that the same picture is the same file."""
     path = Path(path)
-    kind = path.suffix[1:].lower()
+    write_atomically(path, rendered(figure, path.suffix[1:].lower()))
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Return a picture as the bytes of a file."""
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     buffer = io.BytesIO()
     with drawing():
         figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def draw(kind: str, runs: Sequence[Run], title: str, network: LinkModel | None = None) -> Figure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lasg.analysis.scoreboard import Standing
 from lasg.errors import LasgError
 from lasg.report.axes import line, use_log_scale
-from lasg.report.plots import check, drawing, finish, save
+from lasg.report.plots import check, drawing, finish, rendered, require_matplotlib, save
 from lasg.report.style import style
 
 if TYPE_CHECKING:
@@ -90,3 +90,9 @@ def draw(found: Mapping[str, Sequence[Standing]], path: Path) -> None:
     """Write the picture."""
     check(path)
     save(figure_of(found), path)
+
+
+def svg(found: Mapping[str, Sequence[Standing]]) -> bytes:
+    """Return the picture as SVG."""
+    require_matplotlib()
+    return rendered(figure_of(found), "svg")

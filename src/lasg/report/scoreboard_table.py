@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from rich.table import Table
 from lasg.analysis import scoreboard
 from lasg.analysis.compare import Spread
 from lasg.analysis.link_model import PRESETS
-from lasg.analysis.races import Race
+from lasg.analysis.races import RACES, Race
 from lasg.analysis.scoreboard import Row, Standing
+from lasg.errors import LasgError
+from lasg.report import scoreboard_plots
 from lasg.report.formatting import counted, duration, factor, short
 
 CAPTION = (
@@ -112,3 +115,15 @@ def hours(folder: Path, there: Mapping[str, Sequence[Row]]) -> str:
     trials = [row for name in there for row in scoreboard.read(folder / f"{name}-trials.csv")]
     seconds = sum(float(row["core_seconds"]) for rows in (*there.values(), trials) for row in rows)
     return f"Core hours: {seconds / 3600:.2f}. Simulated links: {', '.join(PRESETS)}. Results: {folder}"
+
+
+def section(folder: Path) -> dict[str, Any]:
+    """Return what the report's page shows of a folder of results: tables, and the picture as SVG."""
+    found = {name: scoreboard.standings(rows) for name, rows in scoreboard.read_all(folder).items()}
+    if not found:
+        raise LasgError(f"{folder} holds no scoreboard results: lasg scoreboard --results {folder} makes them")
+    boards = [
+        {"title": title(RACES[name], rows), "rows": cells(rows, RACES[name].reference)} for name, rows in found.items()
+    ]
+    picture = base64.b64encode(scoreboard_plots.svg(found)).decode()
+    return {"head": head(), "boards": boards, "caption": CAPTION, "picture": picture}
