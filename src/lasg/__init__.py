@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lasg.core.rules import Rule as Rule
     from lasg.core.training import Training as Training
     from lasg.errors import LasgError as LasgError
+    from lasg.loops.lazy_loop import lazy as lazy
     from lasg.loops.lazy_optimizer import LazyOptimizer as LazyOptimizer
     from lasg.problems.module import ModuleProblem as ModuleProblem
     from lasg.problems.regression import Regression as Regression
@@ -45,6 +46,7 @@ _HOMES = {
     "Spec": "runs.spec",
     "Training": "core.training",
     "join": "transports.links",
+    "lazy": "loops.lazy_loop",
     "plot": "report.plots",
     "problem": "runs.factories",
     "read": "runs.store",

@@ -17,7 +17,19 @@ from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
 from lasg.errors import LasgError, did_you_mean
 
-__all__ = ["ALGORITHMS", "BITS", "BUCKET", "DEFAULT", "ESTIMATORS", "KNOWN", "PAPER", "Algorithm", "Outer", "Stages"]
+__all__ = [
+    "ALGORITHMS",
+    "BITS",
+    "BUCKET",
+    "DEFAULT",
+    "ESTIMATORS",
+    "KNOWN",
+    "LOCAL_DEFAULT",
+    "PAPER",
+    "Algorithm",
+    "Outer",
+    "Stages",
+]
 __all__ += ["algorithm", "choose_stages", "composition_name"]
 
 
@@ -246,6 +258,8 @@ def algorithm(
 
 DEFAULT = "always+qsgd8:512"
 """The algorithm of a training loop or a federation that names none: every gradient, in 8 bits."""
+LOCAL_DEFAULT = "lasg-sparse-local"
+"""The algorithm of a loop with local steps that names none."""
 BITS, BUCKET = 8, 512
 """What the quantised ones of the twelve take there: in a spec the task says it."""
 

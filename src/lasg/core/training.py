@@ -26,8 +26,9 @@ from lasg.errors import Faulty, LasgError
 
 PATIENCE = 10
 """How many rounds in a row a worker's gradient may be NaN or infinite before a run stops."""
-CHECKPOINT, STOP = 1, 2
-"""What a process may ask all others for after a round, `Uploads.control`: the most urgent wins."""
+CHECKPOINT, STOP, MORE = 1, 2, 3
+"""What a process may ask all others for after a round, `Uploads.control`: the highest wins. A process that has `MORE`
+to say goes on, and those that have not wait for it in silence."""
 
 
 class Hosted:
@@ -63,7 +64,7 @@ class Round(NamedTuple):
     remark: str = ""
     """What a user must know of this round: that laziness was given up in it, and why."""
     control: int = 0
-    """What some process asked for: 0, `CHECKPOINT` or `STOP`. All processes are told the same."""
+    """What some process asked for: 0, `CHECKPOINT`, `STOP` or `MORE`. All processes are told the same."""
 
 
 class Training:
@@ -124,7 +125,9 @@ class Training:
         self._all_here = len(self.ids) == laziness.workers
         self._nobody = Uploads(np.zeros(0, np.bool_))
         self.control = 0
-        """What this process asks for after the next round: 0, `CHECKPOINT` or `STOP`."""
+        """What this process asks for after the next round: 0, `CHECKPOINT`, `STOP` or `MORE`."""
+        self.silent = False
+        """Whether the workers of this process compute and say nothing: they only listen to those that have `MORE`."""
         self.synchronised: list[tuple[int, list[int]]] = []
         """(round, processes) of models that were not the first process's, and were set to it."""
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
@@ -186,6 +189,8 @@ class Training:
         uploads = self._answer(request)
         if self._travels:
             uploads = self.transport.exchange(request, uploads)
+        if self.silent and uploads.control != MORE:  # everybody is: the round is void, and the server takes no step
+            return Round(request.k, uploads.uploaded, request.threshold, None, tau)
         news = uploads.news
         if not self._here and self.listener is not None and (uploads.uploads or uploads.forget or self.listener.whole):
             news = self.listener.take(uploads.messages, np.flatnonzero(uploads.uploaded), uploads.forget)
@@ -228,6 +233,8 @@ class Training:
             if not self._all_here:
                 computes, must = request.computes[self.ids], request.must_upload[self.ids]
                 request = request._replace(computes=computes, must_upload=must)
+            if self.silent:
+                request = request._replace(computes=np.zeros_like(request.computes))
             own = self.workers.answer(request)
         if self._minibatch_loss is not None:
             own = own._replace(loss=self._minibatch_loss())

@@ -8,12 +8,10 @@ for x, y in loader:
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,9 +26,8 @@ from lasg.core.rules import Rule
 from lasg.core.server import DEFAULT_D, laziness_of
 from lasg.core.training import PATIENCE, Round, Training
 from lasg.errors import Faulty, LasgError, LostRank
+from lasg.loops.sharing import as_arrays, as_tensors, pool_buffers, share_of_ranks, warn_of_threads
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
-from lasg.packing import pack, unpack
-from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
 from lasg.transports.links import TIMEOUT, Links, describe_code
 from lasg.transports.ranks import CHECK_EVERY, Ranks
@@ -96,7 +93,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
         options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
         self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
-        _count_threads(links)
+        warn_of_threads(links)
         self._interrupted = False
         self.last: Round | None = None
         """The last round: who uploaded, the two sides of the rule."""
@@ -106,7 +103,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         theta = self.flat.gather()
         if theta.dtype not in {torch.float32, torch.float64}:
             raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
-        shares = _weights(weight, links)
+        shares = share_of_ranks(weight, links)
         options = [{name: str(value) for name, value in g.items() if name != "params"} for g in self.param_groups]
         links.agree(
             {
@@ -188,12 +185,7 @@ class LazyOptimizer(torch.optim.Optimizer):
 
         Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
         """
-        links, buffers = self._ranks.links, Buffers(module, self._ranks.links.ranks)
-        own = pack({str(i): value for i, value in enumerate(buffers.read())})
-        for rank, data in enumerate(links.gather(own, "buffers")):
-            values = unpack(data, f"rank {rank}'s buffers")
-            buffers.keep(rank, [values[str(i)] for i in range(len(values))])
-        buffers.load_pooled(self._loss.weights)
+        pool_buffers(self._ranks.links, module, self._loss.weights)
 
     # -- what schedulers, loggers and checkpoints expect of an optimizer ------------------------------------------
 
@@ -217,7 +209,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             raise LasgError(
                 "a step broke off after this rank had computed: its state is that of no round, save no part"
             )
-        return {**_tensors(self._training.state()), "of": self._identity()}
+        return {**as_tensors(self._training.state()), "of": self._identity()}
 
     def _identity(self) -> dict[str, Any]:
         """Return what a state dict must be of to be this rank's."""
@@ -241,7 +233,7 @@ class LazyOptimizer(torch.optim.Optimizer):
             told = told or "something else"
             raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
         try:
-            self._training.restore(_arrays(state_dict, self._training.state(live=True)))
+            self._training.restore(as_arrays(state_dict, self._training.state(live=True)))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise LasgError(f"this state dict is not of a lazy optimizer like this one: {error!r}") from None
         self._interrupted = False
@@ -332,45 +324,3 @@ def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
         raise LasgError(f"{name} cannot be lazy: {UNFIT[name]}")
     groups = optimizer.param_groups
     return [(f"{g}.{i}", value) for g, group in enumerate(groups) for i, value in enumerate(group["params"])]
-
-
-def _weights(weight: float | None, links: Links) -> FloatArray:
-    """Return every rank's share of the objective."""
-    own = 1 / links.ranks if weight is None else float(weight)
-    shares = np.frombuffer(b"".join(links.gather(np.float64(own).tobytes(), "weights")))
-    if not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
-        given = ", ".join(f"{share:g}" for share in shares)
-        raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
-    return shares
-
-
-def _count_threads(links: Links) -> None:
-    """Warn where the ranks of this host have more threads than it has cores: that is many times slower than fewer."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", links.ranks))
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if here > 1 and threads > 1 and here * threads > cores and os.environ.get("LOCAL_RANK", str(links.rank)) == "0":
-        warnings.warn(
-            f"{here} ranks of {threads} threads on {cores} cores will be slow: call torch.set_num_threads("
-            f"{max(1, cores // here)}) on every rank, or start them with torchrun, which sets OMP_NUM_THREADS=1",
-            stacklevel=3,
-        )
-
-
-def _tensors(node: Any) -> Any:
-    """Return nested dicts with tensors for arrays, which torch.load(weights_only=True) takes."""
-    if isinstance(node, dict):
-        return {key: _tensors(value) for key, value in node.items()}
-    return torch.from_numpy(node) if isinstance(node, np.ndarray) else node
-
-
-_CONTROL = {"tau", "smoothness", "streak", "slot", "sent"}
-"""The small arrays that the core keeps in NumPy, where a state of lasg 0.1 has another place for them."""
-
-
-def _arrays(node: Any, live: Any, name: str = "") -> Any:
-    """Undo `_tensors`: what is NumPy in the live state, at the same place, becomes so again."""
-    if isinstance(node, Mapping):
-        there = live if isinstance(live, Mapping) else {}
-        return {key: _arrays(value, there.get(key), str(key)) for key, value in node.items()}
-    was_numpy = isinstance(live, np.ndarray) or (live is None and name in _CONTROL)
-    return node.cpu().numpy() if was_numpy and isinstance(node, Tensor) else node
