@@ -44,7 +44,8 @@ EVERYBODY = [one.name for one in SMALL.contenders]
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[tuple[str, Spec]]]:
     """The small race with two seeds, and all that it ran."""
-    out, listed = tmp_path_factory.mktemp("runs"), []
+    out = tmp_path_factory.mktemp("runs")
+    listed: list[tuple[str, Spec]] = []
 
     def execute(specs: Sequence[Spec], what: str) -> list[Run]:
         listed.extend((what, spec) for spec in specs)

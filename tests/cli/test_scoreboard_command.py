@@ -23,7 +23,7 @@ def test_a_race_is_run_shown_again_drawn_and_reported(lasg: Lasg) -> None:
     assert all(name in ran.out for name in EVERYBODY)
     assert "to the loss of lasg-wk2 after 50000 bits" in ran.out
     assert "Core hours" in ran.out
-    assert Path("board.svg").read_text().count("<g id=\"line2d") > len(EVERYBODY)
+    assert Path("board.svg").read_text().count('<g id="line2d') > len(EVERYBODY)
     shown = lasg("scoreboard", "--task", "small", "--show", "--json")
     rows = json.loads(shown.out)["small"]
     assert {row["contender"] for row in rows} == set(EVERYBODY)

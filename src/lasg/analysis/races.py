@@ -138,50 +138,23 @@ def _regression(name: str, setting: str, limit: int) -> Race:
 _MOMENTUM = {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}
 _ADAMW = {"optimizer": "AdamW"}
 _NESTEROV = {"momentum": 0.9, "nesterov": True}
-_SPARSELOCO = "always+topk0.015625:2bit:chunk4096+ec+residual0.95+inner"
 
 
 def _local(H: int, inner: Mapping[str, Any], etas: Sequence[float]) -> tuple[Contender, ...]:
-    """Return the contenders that take H local steps per round."""
-    one, two = etas
+    """Return the contenders that take H local steps per round: two inner steps, two outer ones."""
+    averaged, nesterov = grid(eta=etas, outer_eta=[0.7, 1.0]), grid(eta=etas, outer_eta=[0.3, 0.7])
+    steps = {**inner, "H": H}
+    with_momentum = {**steps, "outer_options": _NESTEROV}
     return (
-        Contender(
-            name="local steps, averaged",
-            algorithm=f"always+H{H}+inner",
-            settings=inner,
-            trials=[{"eta": eta, "outer_eta": rate} for eta in etas for rate in (1.0, 1.3)],
-        ),
-        Contender(
-            name="diloco",
-            algorithm="diloco",
-            settings={**inner, "H": H},
-            trials=[
-                *({"eta": eta, "outer_eta": 0.7, "outer_options": _NESTEROV} for eta in etas),
-                *({"eta": eta, "outer_eta": 0.7, "outer_options": {**_NESTEROV, "momentum": 0.6}} for eta in etas),
-            ],
-        ),
-        Contender(
-            name="sparseloco, coded",
-            algorithm=f"{_SPARSELOCO}+H{H}",
-            settings=inner,
-            trials=[{"eta": eta, "outer_eta": rate} for eta in (one, two) for rate in (1.0, 1.3)],
-        ),
-    )
-
-
-def _ours(H: int, inner: Mapping[str, Any], etas: Sequence[float]) -> Contender:
-    """Return lasg's own row for networks."""
-    return Contender(
-        name="lasg-sparse-local",
-        algorithm="lasg-sparse-local",
-        settings={**inner, "H": H},
-        trials=[{"eta": eta, "outer_eta": rate} for eta in etas for rate in (1.0, 1.3)],
+        Contender(name="local steps, averaged", algorithm=f"always+H{H}+inner", settings=inner, trials=averaged),
+        Contender(name="diloco", algorithm="diloco", settings=with_momentum, trials=nesterov),
+        Contender(name="sparseloco", algorithm="sparseloco", settings=steps, trials=averaged),
+        Contender(name="lasg-local", algorithm="lasg-local", settings=steps, trials=nesterov),
     )
 
 
 def _cnn(name: str, setting: str, **settings: Any) -> Race:
     """Return a race of the paper's CNN: to the loss that tuned DiLoCo has after 50 rounds of 20 steps."""
-    etas = (0.02, 0.05)
     wide = grid(eta=[0.01, 0.02, 0.05, 0.1])
     return Race(
         name=f"mnist-nn-{name}",
@@ -191,15 +164,14 @@ def _cnn(name: str, setting: str, **settings: Any) -> Race:
         reference="diloco",
         until={"iterations": 1000},
         limit=1500,
-        trial=200,
+        trial=300,
         evaluate=60,
         contenders=(
             Contender(name="ddp", algorithm="sgd", settings=_MOMENTUM, trials=wide),
             Contender(name="wk2, 4 bits, coded", algorithm="wk2+qsgd4:512+ec", trials=grid(eta=[0.02, 0.05, 0.1, 0.2])),
             Contender(name="dgc", algorithm="dgc", trials=wide),
             Contender(name="lasg-sparse", algorithm="lasg-sparse", trials=wide),
-            *_local(20, _MOMENTUM, etas),
-            _ours(20, _MOMENTUM, etas),
+            *_local(20, _MOMENTUM, (0.01, 0.02)),
         ),
     )
 
@@ -227,8 +199,7 @@ _ROWS = (
         evaluate=100,
         contenders=(
             Contender(name="ddp", algorithm="sgd", settings=_ADAMW, trials=grid(eta=[0.001, 0.002, 0.004, 0.008])),
-            *_local(20, _ADAMW, (0.002, 0.004)),
-            _ours(20, _ADAMW, (0.002, 0.004)),
+            *_local(20, _ADAMW, (0.001, 0.002)),
         ),
     ),
     Race(
@@ -243,7 +214,7 @@ _ROWS = (
         contenders=(
             Contender(name="sgd", algorithm="sgd", trials=[{}]),
             Contender(name="local steps, averaged", algorithm="always+H4+inner", trials=[{}]),
-            Contender(name="lasg-sparse-local", algorithm="lasg-sparse-local", settings={"H": 4}, trials=[{}]),
+            Contender(name="lasg-local", algorithm="lasg-local", settings={"H": 4}, trials=[{}]),
         ),
     ),
 )

@@ -140,6 +140,16 @@ _OTHER_ROWS = (
         reference="lasg; after SparseLoCo",
     ),
     Algorithm(
+        name="lasg-local",
+        local=True,
+        own_codec=parse("grid0.85+ec"),
+        belief="residual",
+        decay=0.8,
+        outer=Outer("SGD", 0.3, {"momentum": 0.9, "nesterov": True}),
+        summary="H steps of any optimizer; what of the move is news, coarse and coded; outer Nesterov; for networks",
+        reference="lasg; after DiLoCo and SparseLoCo",
+    ),
+    Algorithm(
         name="diloco",
         local=True,
         outer=_NESTEROV,
@@ -258,7 +268,7 @@ def algorithm(
 
 DEFAULT = "always+qsgd8:512"
 """The algorithm of a training loop or a federation that names none: every gradient, in 8 bits."""
-LOCAL_DEFAULT = "lasg-sparse-local"
+LOCAL_DEFAULT = "lasg-local"
 """The algorithm of a loop with local steps that names none."""
 BITS, BUCKET = 8, 512
 """What the quantised ones of the twelve take there: in a spec the task says it."""

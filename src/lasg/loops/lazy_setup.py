@@ -75,6 +75,7 @@ def choose_stages(name: str) -> tuple[Stages, Outer]:
 
 def outer_optimizer(theta: Tensor, outer: Outer | tuple[type[torch.optim.Optimizer], Mapping[str, Any]]) -> Optimizer:
     """Return what steps on the mean move."""
+    options: Mapping[str, Any]
     if isinstance(outer, Outer):
         if outer.name == "SGD" and not any(outer.options.values()):
             return ClosedFormSGD(theta, Constant(outer.eta))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lasg.analysis.scoreboard import Standing
 from lasg.errors import LasgError
@@ -47,7 +47,7 @@ def _panel(ax: Axes, name: str, rows: Sequence[Standing]) -> None:
     ax.plot(*zip(*front, strict=True), color="#999999", linewidth=1, zorder=1)
     for row in rows:
         look = style(row.algorithm)
-        error = {"xerr": row.counts["rounds"].std, "yerr": row.counts["bits_up"].std}
+        error: Any = {"xerr": row.counts["rounds"].std, "yerr": row.counts["bits_up"].std}
         ax.errorbar(*_point(row), **error, fmt="none", ecolor=look.colour, elinewidth=0.8, alpha=0.6, zorder=2)
         ax.plot(*_point(row), **{**line(look), "linestyle": "none", "markersize": 6.5}, zorder=3)
     ax.margins(x=0.1, y=0.12)
