@@ -29,6 +29,13 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ({"decay": 0.9}, "only a residual decays, and the belief is replace: take residual", [RESIDUAL]),
     ({"decay": 0.9, **DIFFERENCE}, "only a residual decays, and the belief is difference: take residual", [RESIDUAL]),
     (
+        {"robust": "median-clip"},
+        "median-clip scales what a round adds up, and under replace what was said stays in the sum for longer: "
+        "take residual",
+        [RESIDUAL],
+    ),
+    ({"robust": "median-clip", **DIFFERENCE}, "stays in the sum for longer: take residual", [RESIDUAL]),
+    (
         {"rule": "ps", **RESIDUAL},
         "Take ps with replace or difference, or a worker's rule such as wk2",
         [{"belief": "replace"}, DIFFERENCE, {"rule": "wk2"}],
@@ -235,6 +242,8 @@ def test_every_algorithm_of_the_table_runs_and_its_codec_has_a_name(name: str) -
         "wk2+H0",
         "always+storm+momentum",
         "always+inner+inner",
+        "always+residual+median-clip+median-clip",
+        "always+median",
         "always+momentum1",
         "always+storm5",
         "wk3+dense",

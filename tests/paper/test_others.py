@@ -228,6 +228,12 @@ def test_a_row_of_local_steps_does_what_its_paper_says(name: str, inner: str) ->
     compare(training, paper.LOCAL[name](setting, 60))
 
 
+def test_the_case_of_sparseloco_clips_some_and_not_all() -> None:
+    _, setting = both("sparseloco", LARGE, eta=1.0, H=H)
+    why = paper.sparseloco(setting, 20).why
+    assert min(why["clipped"], why["whole"]) >= 50, why
+
+
 def test_drift_correction_is_scaffold() -> None:
     training, setting = both("always+dense+H4+inner", SMALL, eta=1.0, H=H, inner={"eta": 0.2, "drift": 1.0})
     compare(training, paper.scaffold(setting, 60, eta=0.2))

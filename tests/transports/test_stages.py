@@ -84,6 +84,8 @@ OWN: dict[str, Stages] = (
             "always+sign:5+ec+residual",
             "pse-recent+dense",
             "pse-code+grid+difference",
+            "lag+dense+residual+median-clip",
+            "always+topk0.3:2bit:chunk5+ec+residual0.95+median-clip",
         )
     }
     | {

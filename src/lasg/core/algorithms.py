@@ -12,6 +12,7 @@ from lasg.core.belief import BELIEFS, Belief
 from lasg.core.codec_names import CODED, FEEDBACK, parse
 from lasg.core.codecs import QSGD, Codec, CodecLike, Dense
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
+from lasg.core.robust import ROBUST, MedianClip
 from lasg.core.rules import ALL_RULES, ALWAYS, CLAG, LAG, LAQ, PS, PSE, VR, WK1, WK2, Rule
 from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
@@ -62,6 +63,7 @@ class Algorithm:
     belief: Belief = "replace"
     decay: float = 1.0
     estimator: Estimator | None = None
+    robust: MedianClip | None = None
     outer: Outer | None = None
     """The server's optimizer; then the task's optimizer takes the workers' steps. None: it is the task's."""
     server: Outer | None = None
@@ -88,6 +90,7 @@ class Algorithm:
             estimator=self.estimator,
             local_steps=steps,
             inner=None if self.outer is None else OptimizerSteps(steps=steps, **inner),
+            robust=self.robust,
         )
 
 
@@ -162,9 +165,10 @@ _OTHER_ROWS = (
         own_codec=parse("topk0.015625:2bit:chunk4096"),
         belief="residual",
         decay=0.95,
+        robust=MedianClip(),
         outer=Outer(),
-        summary="H steps of any optimizer; 64 of every 4,096 entries of the move, 2 bits each",
-        reference="Sarfi et al. 2025",
+        summary="H steps of any optimizer; 64 of every 4,096 entries of the move, 2 bits each, clipped to the median",
+        reference="Sarfi et al. 2025; the clipping: Lidin et al. 2026",
     ),
     Algorithm(
         name="slowmo",
@@ -307,6 +311,7 @@ def composition_name(rule: str, codec: str, steps: int, base: Algorithm | None =
     parts = [codec, f"H{steps}"]
     if base is not None:
         parts += [base.belief + (f"{base.decay:g}" if base.decay != 1 else ""), *_estimator_name(base.estimator)]
+        parts += [name for name, robust in ROBUST.items() if base.robust == robust]
         parts += [] if base.outer is None else ["inner"]
         if base.outer not in (None, Outer()):
             raise LasgError(f"{base.name} has an outer optimizer of its own: name the whole, such as {rule}+H20+inner")
@@ -347,6 +352,7 @@ def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]
         belief=belief,
         decay=decay,
         estimator=chosen.get("estimator"),
+        robust=chosen.get("robust"),
         outer=chosen.get("outer"),
     )
 
@@ -362,8 +368,8 @@ def _part(name: str, part: str, chosen: Mapping[str, Any], known: Mapping[str, C
     if found := re.fullmatch(rf"({'|'.join(ESTIMATORS)})(\d*\.?\d+)?", part):
         kind = ESTIMATORS[found[1]]
         return "estimator", kind(float(found[2])) if found[2] else kind()
-    if part == "inner":
-        return "outer", Outer()
+    if part == "inner" or part in ROBUST:
+        return ("robust", ROBUST[part]) if part in ROBUST else ("outer", Outer())
     if part in (CODED, FEEDBACK) and isinstance(chosen.get("codec"), str):
         return "codec", f"{chosen['codec']}+{part}"
     _codec_named(part, known)  # refuses what is none

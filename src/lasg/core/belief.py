@@ -20,9 +20,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, IntArray, cast, change, copies, copy, float64, pieces, zeros
+from lasg.core.arrays import Array, FloatArray, IntArray, cast, change, copies, copy, float64, pieces, zeros
 from lasg.core.codecs import Codec, Noise, State, StatefulCodec
 from lasg.core.messages import News
+from lasg.core.robust import MedianClip
 from lasg.errors import LasgError
 
 Belief = Literal["replace", "difference", "residual"]
@@ -207,13 +208,17 @@ class Listener:
         *,
         whole: bool = False,
         forgetful: bool = False,
+        robust: MedianClip | None = None,
+        weights: FloatArray | None = None,
     ) -> None:
         """Listen to some workers.
 
         `whole`: news are the sum of all that is believed, not what changed it: a function of what is held, and of
         nothing that was before. `forgetful`: a worker may begin again, or be dropped, so each has a row of its own.
+        `robust` bounds what each adds to a round's sum, and looks at the `weights`, n_m / N, of all M workers.
         """
-        self.belief, self.codec = belief, codec
+        self.belief, self.codec, self.robust = belief, codec, robust
+        self.weights: FloatArray = np.ones(workers) if weights is None else weights
         self.whole = whole or belief == "residual"
         self.like, self.forgetful = theta, forgetful
         self._changed: Array = None
@@ -231,8 +236,14 @@ class Listener:
         """Whether news are the sum of the rows: then nobody needs to know what changed them."""
         return self.whole and self.rows is not None
 
+    def pieces(self, uploads: int) -> list[slice]:
+        """Cut the uploads of a round into pieces to be heard one after the other; a bound needs all at once."""
+        return [slice(0, uploads)] if self.robust is not None else pieces(uploads, self.like.shape[-1])
+
     def hear(self, decoded: Array, who: IntArray | slice) -> Array:
         """Take decoded messages; return the sum of what they change, in double precision."""
+        if self.robust is not None:
+            decoded = self.robust.bound(decoded, self.weights[who])
         if self.belief == "replace":
             changed = change(decoded, self.rows[who]).sum(0)
             self.rows[who] = decoded
@@ -244,6 +255,8 @@ class Listener:
 
     def hear_long(self, changed: Array | None, decoded: Array, who: IntArray) -> None:
         """Take decoded messages one after the other, and add what they change, block by block; None: do not add."""
+        if self.robust is not None:
+            decoded = self.robust.bound(decoded, self.weights[who])
         for row, m in zip(decoded, who.tolist(), strict=True):
             if changed is None:
                 self.rows[m] = row if self.belief == "replace" else self.rows[m] + row
@@ -274,7 +287,7 @@ class Listener:
         if not messages and not forget and (self.rows is not None or not self.whole):
             return None
         changed = None if self.sums_rows else self.nothing()
-        for some in pieces(len(messages), len(self.like)):
+        for some in self.pieces(len(messages)):
             self.hear_long(changed, self._decode(messages[some], who[some]), who[some])
         return self.news(changed)
 

@@ -6,6 +6,7 @@ exactly the rows that the server uses. The bits of an upload are 8 x the length 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
 State: TypeAlias = dict[str, Array]
 # The shapes of the tensors that lie one after the other in a vector.
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def tensor_ends(shapes: Shapes, p: int) -> npt.NDArray[np.int64]:
+    """Return where the tensors of a vector of p entries end; without shapes it is one tensor."""
+    sizes = [math.prod(shape) for shape in shapes] or [p]
+    if sum(sizes) != p:
+        raise LasgError(f"tensors of {sum(sizes)} entries in all, and a vector of {p}: they do not fit")
+    return np.cumsum(sizes)
 
 
 class CodecLike(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from lasg.core import entropy
 from lasg.core.arrays import Array, cast, check_decoded, check_entries, host
-from lasg.core.codecs import Codec, Noise, Shapes, State, StatefulCodec
+from lasg.core.codecs import Codec, Noise, Shapes, State, StatefulCodec, tensor_ends
 from lasg.core.message_bits import pack_bits, unpack_bits
 from lasg.errors import LasgError
 
@@ -37,7 +36,7 @@ class TopK(StatefulCodec):
     """Of all entries, or of every chunk."""
     values: Literal["sign", "2bit", "float"] = "sign"
     chunk: int | None = None
-    """Choose among so many entries at a time (SparseLoCo: 4096); None: among all."""
+    """Choose among so many entries of a tensor at a time (SparseLoCo: 4096); None: among all of all tensors."""
     warm: int = 0
     """The share falls from 25 %, by the same factor each time, over so many messages of a worker."""
     coded: bool = False
@@ -94,25 +93,26 @@ class TopK(StatefulCodec):
         if self.chunk is None:
             chosen = largest(np.abs(row)[None], max(1, round(share * len(row))))
         else:
-            padded = np.zeros(-(-len(row) // self.chunk) * self.chunk, row.dtype)
-            padded[: len(row)] = np.abs(row)
-            chosen = largest(padded.reshape(-1, self.chunk), max(1, round(share * self.chunk)))
-        positions = chosen[chosen < len(row)]
-        values = row[positions].astype(np.float32)
-        return positions[values != 0], values[values != 0]
+            chosen = self._choose_in_chunks(np.abs(row), self.chunk, max(1, round(share * self.chunk)))
+        values = row[chosen].astype(np.float32)
+        return chosen[values != 0], values[values != 0]
+
+    def _choose_in_chunks(self, magnitudes: npt.NDArray[np.floating], chunk: int, k: int) -> Positions:
+        """Return the positions of the k largest of every chunk; a tensor's last one may be shorter."""
+        chosen, begin = [], 0
+        for end in tensor_ends(self.shapes, len(magnitudes)).tolist():
+            padded = np.zeros(-(-(end - begin) // chunk) * chunk, magnitudes.dtype)
+            padded[: end - begin] = magnitudes[begin:end]
+            found = largest(padded.reshape(-1, chunk), k)
+            chosen.append(begin + found[found < end - begin])
+            begin = end
+        return np.concatenate(chosen)
 
     # -- values -----------------------------------------------------------------------------------------------
 
-    def _ends(self, p: int) -> Positions:
-        """Return where the tensors end."""
-        sizes = [math.prod(shape) for shape in self.shapes] or [p]
-        if sum(sizes) != p:
-            raise LasgError(f"tensors of {sum(sizes)} entries in all, and a vector of {p}: they do not fit")
-        return np.cumsum(sizes)
-
     def _scales(self, positions: Positions, values: Values, p: int) -> npt.NDArray[np.uint16]:
         """Return the magnitudes per tensor as bfloat16: of all its values, or of its small and its large ones."""
-        ends = self._ends(p)
+        ends = tensor_ends(self.shapes, p)
         if self.values == "float":
             return np.zeros(0, np.uint16)
         tensor, sizes = np.searchsorted(ends, positions, "right"), np.abs(values).astype(np.float64)
@@ -128,8 +128,11 @@ class TopK(StatefulCodec):
         negative = (values < 0).astype(np.int64)
         if self.values == "sign":
             return negative
-        tensor, sizes = np.searchsorted(self._ends(p), positions, "right"), np.abs(values).astype(np.float64)
-        means = _means(tensor, sizes, len(self._ends(p)))
+        tensor, sizes = (
+            np.searchsorted(tensor_ends(self.shapes, p), positions, "right"),
+            np.abs(values).astype(np.float64),
+        )
+        means = _means(tensor, sizes, len(tensor_ends(self.shapes, p)))
         return 2 * negative + (sizes > means[tensor])
 
     # -- messages ---------------------------------------------------------------------------------------------
@@ -153,12 +156,19 @@ class TopK(StatefulCodec):
     def _pack_chunks(self, positions: Positions, p: int) -> bytes:
         """Return how many entries each chunk has, and where in it they are."""
         assert self.chunk is not None
-        counts = np.bincount(positions // self.chunk, minlength=-(-p // self.chunk))
-        return pack_bits(counts, _width(self.chunk + 1)) + pack_bits(positions % self.chunk, _width(self.chunk))
+        starts = self._chunk_starts(p)
+        chunk = np.searchsorted(starts, positions, "right") - 1
+        counts = np.bincount(chunk, minlength=len(starts))
+        return pack_bits(counts, _width(self.chunk + 1)) + pack_bits(positions - starts[chunk], _width(self.chunk))
+
+    def _chunk_starts(self, p: int) -> Positions:
+        """Return where chunks begin: every tensor has its own."""
+        ends = tensor_ends(self.shapes, p).tolist()
+        return np.concatenate([np.arange(*part, self.chunk) for part in zip([0, *ends], ends, strict=False)])
 
     def _unpack(self, message: bytes, p: int) -> tuple[Positions, Values]:
         """Undo `_pack`; refuse what is none."""
-        ends = self._ends(p)
+        ends = tensor_ends(self.shapes, p)
         scales = len(ends) * {"sign": 2, "2bit": 4, "float": 0}[self.values]
         if len(message) < scales:
             raise LasgError(f"a sparse message has {scales} bytes of magnitudes at least, {len(message)} came: refused")
@@ -185,11 +195,11 @@ class TopK(StatefulCodec):
             count = int.from_bytes(data[:head], "little")
             base: Positions = np.zeros(min(count, p), np.int64)
         else:
-            chunks, wide, width = -(-p // self.chunk), _width(self.chunk + 1), _width(self.chunk)
-            head = -(-chunks * wide // 8)
-            counts = unpack_bits(data[:head], wide, chunks)
+            starts, wide, width = self._chunk_starts(p), _width(self.chunk + 1), _width(self.chunk)
+            head = -(-len(starts) * wide // 8)
+            counts = unpack_bits(data[:head], wide, len(starts))
             count = int(counts.sum())
-            base = np.repeat(np.arange(chunks) * self.chunk, counts) if count <= p else np.zeros(p, np.int64)
+            base = np.repeat(starts, counts) if count <= p else np.zeros(p, np.int64)
         end = head + -(-count * width // 8)
         if count > p or len(data) < end:
             raise LasgError(f"a sparse message does not have the {count} entries that it says: it is damaged")

@@ -12,6 +12,7 @@ from lasg.core.codec_names import FEEDBACK, parse
 from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec, as_codec
 from lasg.core.estimators import Estimator, MomentumCorrection
 from lasg.core.feedback import Feedback
+from lasg.core.robust import MedianClip, robust_named
 from lasg.core.rules import ALL_RULES, ALWAYS, Probe, Rule, points_of
 from lasg.core.work import OptimizerSteps, SGDSteps, Work
 from lasg.errors import LasgError
@@ -32,12 +33,15 @@ class Stages:
     """H: one gradient, or so many local steps as a pseudo-gradient."""
     inner: OptimizerSteps | None = None
     """Local steps with an optimizer of the workers' own; None: gradients, or SGD at the server's step size."""
+    robust: MedianClip | None = None
+    """What bounds how much one worker adds to a round's sum; None: nothing."""
 
     def __post_init__(self) -> None:
         rule: Any = self.rule  # or their names
         codec: Any = self.codec
         object.__setattr__(self, "rule", rule_named(rule) if isinstance(rule, str) else rule)
         object.__setattr__(self, "codec", as_codec(parse(codec) if isinstance(codec, str) else codec))
+        object.__setattr__(self, "robust", robust_named(self.robust))
         if self.inner is not None:
             object.__setattr__(self, "local_steps", self.inner.steps)
         if self.belief not in BELIEFS:
@@ -51,6 +55,11 @@ class Stages:
         rule, estimator = self.rule, self.estimator
         if self.decay != 1 and self.belief != "residual":
             raise LasgError(f"only a residual decays, and the belief is {self.belief}: take residual")
+        if self.robust is not None and self.belief != "residual":
+            raise LasgError(
+                f"median-clip scales what a round adds up, and under {self.belief} what was said stays in the sum for "
+                "longer: take residual"
+            )
         if rule.where == "server" and self.belief == "residual":
             raise LasgError(
                 f"rule {rule.name} with residual makes no sense: who is not asked computes nothing, so nothing is left "
@@ -109,8 +118,10 @@ class Stages:
 
     def for_shapes(self, shapes: Shapes | None) -> Stages:
         """Return the same for a model of these tensors."""
-        codec = self.codec if shapes is None else self.codec.for_shapes(shapes)
-        return self if codec is self.codec else replace(self, codec=codec)
+        if shapes is None:
+            return self
+        robust = None if self.robust is None else self.robust.for_shapes(shapes)
+        return replace(self, codec=self.codec.for_shapes(shapes), robust=robust)
 
     def describe(self) -> dict[str, str | int]:
         """Return what processes of one run must agree on, in words that are the same everywhere."""
@@ -119,6 +130,8 @@ class Stages:
             stages["belief"] = self.belief if self.decay == 1 else f"{self.belief}{self.decay:g}"
         if self.estimator is not None:
             stages["estimator"] = repr(self.estimator)
+        if self.robust is not None:
+            stages["robust"] = repr(self.robust)
         if self.inner is not None:
             stages["inner"] = repr(self.inner)
         return {**stages, "local steps": self.local_steps}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import Array, IntArray
+from lasg.core.arrays import Array, FloatArray, IntArray
 from lasg.core.belief import Listener
 from lasg.core.messages import Request, Uploads
 from lasg.core.work import Oracle
@@ -65,11 +65,14 @@ class Plan(NamedTuple):
     """Whether the server steps with plain SGD."""
     wants_loss: bool = False
     """Whether the guard wants to know the loss of the minibatches."""
+    weights: FloatArray | None = None
+    """n_m / N of all workers; None: only the transport will know them."""
 
     def listener(self, workers: int, *, whole: bool = False, forgetful: bool = False) -> Listener:
         """Return a listener to so many workers."""
         belief, codec = self.stages.belief, self.stages.codec
-        return Listener(belief, codec, workers, self.theta, whole=whole, forgetful=forgetful)
+        bound: dict[str, Any] = {"robust": self.stages.robust, "weights": self.weights}
+        return Listener(belief, codec, workers, self.theta, whole=whole, forgetful=forgetful, **bound)
 
 
 class Hosting(NamedTuple):

@@ -330,7 +330,7 @@ class Workers:
         standing = np.arange(len(contributions))[places]
         messages: list[bytes] = []
         bits = 0
-        for some in pieces(len(who), p):
+        for some in pieces(len(who), p) if listener is None else listener.pieces(len(who)):
             mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
             said = speaker.to_say(contributions[view_of(standing[some])], mine)
             if listener is None:

@@ -207,6 +207,7 @@ class Federation(Local):
             if self.buffers is not None and answer.buffers is not None:
                 self.buffers.keep(m, answer.buffers)
         messages = {m: answer.message for m, answer in uploads.items()}
+        self.listener.weights = self.members.weights
         news = self.listener.take(list(messages.values()), np.array(list(messages), np.int64), sorted({*gone, *again}))
         if self.deltas is not None:
             self.deltas.note(k, messages, gone, news)
