@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -16,6 +18,7 @@ from lasg.core.settings import Settings
 from lasg.core.training import PATIENCE
 from lasg.errors import LasgError
 from lasg.flower.settings import Settings as FlowerSettings
+from lasg.runs.spec import Spec, from_toml
 
 SHARED = {one.name: one.default for one in fields(Settings)}
 
@@ -93,3 +96,22 @@ def test_a_misspelt_belief_is_told_the_beliefs() -> None:
 
 def test_the_theorems_constant_alone_says_how_lazy() -> None:
     assert Settings(c_d=1.0).laziness_of(4) == Laziness(workers=4, c_d=1.0)
+
+
+def test_an_infinite_D_is_taken_by_specs_loops_and_flower_where_something_bounds_staleness() -> None:
+    spec = Spec(task="a", algorithm="lasg-vr", data="digits", D=math.inf)
+    assert from_toml(spec.to_toml()) == spec
+    assert from_toml(spec.but(algorithm="lasg-wk2", rho=0.5).to_toml()).laziness.D == math.inf
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    lasg.LazyOptimizer(torch.optim.SGD(parameters, lr=0.1), rule="wk2", D=math.inf)
+    assert FlowerSettings.from_config({"workers": 2, "rule": "wk2", "D": math.inf}).laziness.D == math.inf
+    unwatched: list[Callable[[], Any]] = [
+        lambda: spec.but(algorithm="lasg-wk2"),
+        lambda: lasg.LazyOptimizer(torch.optim.SGD(parameters, lr=0.1), rule="wk2", c=0.1, D=math.inf),
+        lambda: FlowerSettings(workers=2, rule="wk2", c=0.1, D=math.inf),
+    ]
+    for make in unwatched:
+        with pytest.raises(LasgError, match=r"^D = inf lets a worker be silent for ever, and nothing watches that"):
+            make()
+    with pytest.raises(LasgError, match=r"^D must be a int, got 10.5"):
+        FlowerSettings.from_config({"workers": 2, "D": 10.5})

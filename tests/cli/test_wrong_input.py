@@ -39,7 +39,7 @@ def refused(done: Done) -> str:
         ([*RUN, "--set", "eta=-1"], ["eta", "-1"]),
         ([*RUN, "--set", "eta=0"], ["eta"]),
         ([*RUN, "--set", "eta=nan"], ["eta", "nan"]),
-        ([*RUN, "--set", "D=0"], ["D must be an integer >= 1, got 0"]),
+        ([*RUN, "--set", "D=0"], ["D must be an integer >= 1, or inf, got 0"]),
         ([*RUN, "--set", "workers=457"], ["457 workers", "456 samples"]),
         ([*COMPARE, "--set", "workers=457"], ["457 workers", "456 samples"]),
         ([*RUN, "--set", "eta"], ["--set takes KEY=VALUE", "'eta'"]),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import host
+from lasg.core.server import Laziness
 from lasg.core.training import Training
 from lasg.packing import pack, unpack
 from lasg.transports.ranks import Ranks
@@ -54,24 +55,24 @@ def restored(make: Callable[[], Training], killed: Training) -> Training:
     return again
 
 
-def simulated(stages: Stages) -> tuple[Found, Found]:
+def simulated(stages: Stages, laziness: Laziness = LAZINESS) -> tuple[Found, Found]:
     problem = regression("float64")
 
     def make() -> Training:
-        return training(stages, problem, LAZINESS, problem)
+        return training(stages, problem, laziness, problem)
 
     return in_halves(make, lambda killed: restored(make, killed))
 
 
-def federated(stages: Stages, send_deltas: bool = True) -> tuple[Found, Found]:
+def federated(stages: Stages, send_deltas: bool = True, laziness: Laziness = LAZINESS) -> tuple[Found, Found]:
     """The server goes on from its checkpoint, and every node from its memory."""
     problem = regression("float64")
 
     def nodes() -> Wire:
-        return Wire({100 + m: member(m, stages, problem) for m in range(M)})
+        return Wire({100 + m: member(m, stages, problem, laziness.D) for m in range(M)})
 
     def make(wire: Wire | None = None, killed: Training | None = None) -> Training:
-        run, federation = serve(stages, wire or nodes(), problem, send_deltas=send_deltas)
+        run, federation = serve(stages, wire or nodes(), problem, send_deltas=send_deltas, laziness=laziness)
         if killed is not None:
             run.restore(unpack(pack(killed.state(live=True)), "the checkpoint"))
         federation.gather(10)
@@ -87,18 +88,22 @@ def federated(stages: Stages, send_deltas: bool = True) -> tuple[Found, Found]:
     return in_halves(make, restart)
 
 
-def distributed(ranks: int, cases: Cases, exchanges: Sequence[str] = EXCHANGES) -> list[Any]:
+def distributed(
+    ranks: int, cases: Cases, exchanges: Sequence[str] = EXCHANGES, laziness: Laziness = LAZINESS
+) -> list[Any]:
     """Return what each rank found in each case and exchange: in one go, and after a restart of all ranks."""
-    return on_ranks(ranks, _on_a_rank, cases, exchanges)
+    return on_ranks(ranks, _on_a_rank, cases, exchanges, laziness)
 
 
-def _on_a_rank(cases: Cases, exchanges: Sequence[str]) -> dict[tuple[str, str], tuple[Found, Found]]:
+def _on_a_rank(
+    cases: Cases, exchanges: Sequence[str], laziness: Laziness
+) -> dict[tuple[str, str], tuple[Found, Found]]:
     problem, found = regression("float64"), {}
     for name, stages in cases.items():
         for exchange in exchanges:
 
             def make(stages: Stages = stages, exchange: str = exchange) -> Training:
-                return training(stages, problem, LAZINESS, problem, Ranks(exchange=exchange))
+                return training(stages, problem, laziness, problem, Ranks(exchange=exchange))
 
             found[name, exchange] = in_halves(make, lambda killed, make=make: restored(make, killed))  # type: ignore[misc]
     return found
@@ -117,11 +122,11 @@ def assert_same_run(one: Found, other: Found, where: str = "") -> None:
     assert one.ledger == other.ledger, where
 
 
-def distributed_as_simulated(cases: Cases) -> list[Any]:
+def distributed_as_simulated(cases: Cases, laziness: Laziness = LAZINESS) -> list[Any]:
     """Run cases on two ranks by every exchange; each must find what the simulation finds, and resume bit for bit."""
-    ranks = distributed(2, cases)
+    ranks = distributed(2, cases, laziness=laziness)
     for name, stages in cases.items():
-        expected, _ = simulated(stages)
+        expected, _ = simulated(stages, laziness)
         for exchange in EXCHANGES:
             for found in ranks:
                 whole, halves = found[name, exchange]

@@ -31,7 +31,7 @@ KEYS = [f"site-{m}" for m in range(M)]
 LAZINESS = Laziness(workers=M, D=10, c=0.3)
 
 
-def member(m: int, stages: Stages, problem: Any, D: int = 10) -> Node:
+def member(m: int, stages: Stages, problem: Any, D: float = 10) -> Node:
     return Node(
         KEYS[m],
         Hosted(problem, np.array([m])),

@@ -61,6 +61,8 @@ def unfit(spec: Spec) -> str:
         return "no theorem is about a rule or codec of your own"
     if spec.composition.local_steps(spec.H) > 1:
         return "no theorem is about local steps"
+    if spec.D == math.inf:
+        return "the theorems are about a largest staleness D that is finite"
     return "no theorem is about clipped gradients" if spec.clip is not None else ""
 
 
@@ -70,7 +72,7 @@ def settings_of(spec: Spec) -> Settings:
     A threshold from rho is about that of c = rho^2 / window while contributions are fresh, and lower later.
     """
     c = spec.laziness.c if spec.rho is None else spec.rho**2 / min(spec.window, spec.D)
-    return Settings(schedule=factories.schedule(spec), D=spec.D, c=c, window=spec.window, c_d=spec.c_d)
+    return Settings(schedule=factories.schedule(spec), D=int(spec.D), c=c, window=spec.window, c_d=spec.c_d)
 
 
 def annotate(runs: Sequence[Run], data_dir: Path | None = None) -> None:

@@ -29,6 +29,8 @@ PAPER_C = 0.1
 """The paper's constant c, which its experiments share: ten or twenty workers and plain SGD."""
 DEFAULT_D = 100
 """The largest staleness where none is given: the paper's."""
+FAR = 1 << 62
+"""A staleness that is due even where D is infinite: of who was asked for a first upload and could not give one."""
 RHO = 0.5
 """The bound on the aggregate's relative error where nothing else is said."""
 
@@ -50,8 +52,9 @@ class Laziness:
 
     workers: int
     """M."""
-    D: int = DEFAULT_D
-    """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD."""
+    D: int | float = DEFAULT_D
+    """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD. Infinite only where something else
+    bounds what staleness does: a rule of its own (`vr`), or the guard."""
     c: float = PAPER_C
     """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
     window: int = 10
@@ -68,8 +71,8 @@ class Laziness:
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or self.workers < 1:
             raise LasgError(f"workers must be an integer >= 1, got {self.workers!r}")
-        if not isinstance(self.D, int) or self.D < 1:
-            raise LasgError(f"D must be an integer >= 1, got {self.D!r}. D = 1 is plain SGD.")
+        if not (isinstance(self.D, int) or self.D == math.inf) or self.D < 1:
+            raise LasgError(f"D must be an integer >= 1, or inf, got {self.D!r}. D = 1 is plain SGD.")
         if not self.c >= 0:
             raise LasgError(f"c must be >= 0, got {self.c!r}. c = 0 is plain SGD, inf uploads every D rounds.")
         if not isinstance(self.window, int) or self.window < 1:
@@ -98,6 +101,25 @@ def laziness_of(
     return Laziness(workers=workers, rho=RHO if rho is None else rho, guard=guard in (None, True), **options)
 
 
+def is_guarded(stages: Stages, laziness: Laziness) -> bool:
+    """Tell whether a guard watches: what is said once is never stale, so there it has nothing to guard."""
+    return laziness.guard and stages.rule.left is not None and stages.belief != "residual"
+
+
+def check_staleness(stages: Stages, laziness: Laziness) -> None:
+    """Refuse an infinite D where nothing else bounds how stale a contribution gets."""
+    rule = stages.rule
+    if laziness.D < math.inf or rule.left is None or not rule.forces:
+        return
+    if rule.periodic:
+        raise LasgError(f"rule {rule.name} takes its snapshot every D rounds: D = inf is for wk2, clag and the like")
+    if not is_guarded(stages, laziness):
+        guard = "take vr" if stages.belief == "residual" else "set rho or guard = true, take lasg-vr"
+        raise LasgError(
+            f"D = inf lets a worker be silent for ever, and nothing watches that here: {guard}, or a finite D"
+        )
+
+
 class Server:
     """The model, the aggregate, and what the rules need to know of the past."""
 
@@ -117,13 +139,13 @@ class Server:
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
         self._probe = stages.probe
         self._own_probe = stages.own_probe
-        # What is said once is never stale: there is nothing to guard.
-        guarded = laziness.guard and rule.left is not None and stages.belief != "residual"
-        self.guard = Guard() if guarded else None
+        check_staleness(stages, laziness)
+        self.guard = Guard() if is_guarded(stages, laziness) else None
+        self._longest = laziness.D if laziness.D < math.inf else FAR
         self.weights = weights
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
-        self.history: deque[float] = deque(maxlen=min(laziness.window, laziness.D))
+        self.history: deque[float] = deque(maxlen=int(min(laziness.window, laziness.D)))
         self.tau = np.ones(M, np.int64)
         self._everybody = np.ones(M, np.bool_)
         self._nobody = np.zeros(M, np.bool_)
@@ -156,7 +178,8 @@ class Server:
             return self.rule.right(mean / square if square else 0.0, self.laziness.workers)
         if self.laziness.rho is not None:
             mean = sum(self.history) / max(1, len(self.history))
-            reuse = float(np.minimum(self.tau, self.laziness.D).mean())  # who is gone has a tau without bounds
+            longest = self.laziness.D if self.laziness.D < math.inf else self.k + 1
+            reuse = float(np.minimum(self.tau, longest).mean())  # who is gone has a tau without bounds
             return (self.laziness.rho / self.laziness.workers) ** 2 * mean * self._forgetting / reuse
         if self.laziness.c_d is not None:
             return self.laziness.c_d / self.laziness.workers**2 * sum(self.history)
@@ -206,7 +229,7 @@ class Server:
             return (self.tau > self.laziness.D) | (self.tau >= limit)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
             return self._everybody
-        return self.tau >= min(self.laziness.D, limit)
+        return self.tau >= min(self._longest, limit)
 
     def close(self, uploads: Uploads, news: News | None) -> Array:
         """Close round k with what all workers answered, and what that means for the aggregate; return theta^{k+1}."""
@@ -216,7 +239,7 @@ class Server:
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
-            self.tau[~uploaded] = self.laziness.D + 1
+            self.tau[~uploaded] = self._longest + 1
         if news is not None:
             if news.whole:
                 self.aggregate = news.vector

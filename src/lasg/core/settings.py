@@ -21,8 +21,8 @@ class Settings:
     seed: int = 0
     eta: float = 0.1
     """The step size (the first one, under a schedule)."""
-    D: int = DEFAULT_D
-    """The largest staleness, in rounds."""
+    D: int | float = DEFAULT_D
+    """The largest staleness, in rounds; inf only where a guard or the rule itself bounds what staleness does."""
     c: float | None = None
     """The paper's constant, the weight of a move in the threshold before division by eta^2 M^2; absent: see rho."""
     rho: float | None = None

@@ -109,7 +109,7 @@ class Stages:
         """Where the estimator needs gradients, whatever the rule does."""
         return None if self.estimator is None else self.estimator.probe
 
-    def points(self, k: Any, D: int, *, decides: bool = True) -> Any:
+    def points(self, k: Any, D: float, *, decides: bool = True) -> Any:
         """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
 
         Where no rule `decides`, since laziness was given up, only the estimator's probe is needed.

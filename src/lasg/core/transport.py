@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     theta: Array
     """Any model: its length, dtype and device."""
     seed: int
-    D: int
+    D: float
     plain: bool
     """Whether the server steps with plain SGD."""
     wants_loss: bool = False

@@ -49,7 +49,7 @@ class Workers:
         theta: Array,
         ids: IntArray,
         seed: int,
-        D: int,
+        D: float,
         workers: int | None = None,
         listener: Listener | None = None,
         confirmed_later: bool = False,

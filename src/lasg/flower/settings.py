@@ -7,6 +7,7 @@ here 0 or a negative number says that a limit or a constant is not set.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -40,7 +41,7 @@ class Settings:
     """How lazy a lazy rule is: the bound on the aggregate's relative error. The guard watches it."""
     c: float = -1.0
     """The paper's constant, in place of rho and without the guard; below 0: none."""
-    D: int = Shared.D
+    D: int | float = Shared.D
     window: int = Shared.window
     seed: int = Shared.seed
     clip: float = 0.0
@@ -73,7 +74,7 @@ class Settings:
             value, kind = config[name], type(one.default)
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
-            if type(value) is not kind:
+            if type(value) is not kind and not (name == "D" and value == math.inf):
                 raise LasgError(f"{name} must be a {kind.__name__}, got {value!r}")
             values[one.name] = value
         return cls(**values)

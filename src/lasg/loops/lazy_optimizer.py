@@ -51,7 +51,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         rho: float | None = None,
         c: float | None = None,
         guard: bool | None = None,
-        D: int = DEFAULT_D,
+        D: int | float = DEFAULT_D,
         window: int = 10,
         weight: float | None = None,
         clip: float | None = None,

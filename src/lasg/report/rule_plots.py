@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,8 @@ def sides(runs: Sequence[Run]) -> Figure:
     for axis in axes[::3]:
         axis.set_ylabel("squared norm (log)")
     handles, labels = axes[0].get_legend_handles_labels()
-    title = f"a worker uploads when its\nleft side is above the line,\nor after {runs[0].spec.D} silent rounds"
+    title = "a worker uploads when its\nleft side is above the line"
+    if runs[0].spec.D < math.inf:
+        title += f",\nor after {runs[0].spec.D} silent rounds"
     axes[-1].legend(handles, labels, loc="center left", title=title, alignment="left", markerscale=2)
     return figure

@@ -19,7 +19,7 @@ from lasg.core.algorithms import Algorithm, Outer, Stages
 from lasg.core.clipping import check_norm
 from lasg.core.codecs import QSGD
 from lasg.core.optimizers import Constant
-from lasg.core.server import PAPER_C, RHO, Laziness
+from lasg.core.server import PAPER_C, RHO, Laziness, check_staleness
 from lasg.core.settings import Settings
 from lasg.data.sources import Reading, is_own
 from lasg.errors import LasgError, did_you_mean
@@ -133,7 +133,7 @@ class Spec(Settings):
         self._check_outer()
         Constant(self.eta)
         self._choose_laziness()
-        self.laziness  # noqa: B018 (refuses what no server takes)
+        check_staleness(self.stages, self.laziness)
         QSGD(bits=self.bits, bucket=self.bucket)
         for name, least in (
             ("seed", 0),

@@ -55,7 +55,7 @@ class Federation(Local):
         *,
         deadline: float = DEADLINE,
         away: Away = "keep",
-        away_after: int,
+        away_after: float,
         norm_bound: float = math.inf,
         send_deltas: bool = True,
         buffers: Buffers | None = None,

@@ -49,7 +49,7 @@ class Parcel(NamedTuple):
         return len(repr(self.head)) + sum(array.nbytes for array in self.arrays.values())
 
 
-def agreed_settings(stages: Stages, D: int, seed: int, like: Array, buffers: Buffers | None = None) -> dict[str, Any]:
+def agreed_settings(stages: Stages, D: float, seed: int, like: Array, buffers: Buffers | None = None) -> dict[str, Any]:
     """Return what the server and its nodes must agree on."""
     return {
         **stages.describe(),
@@ -73,7 +73,7 @@ class Node:
         like: Array,
         stages: Stages,
         schedule: Schedule,
-        D: int,
+        D: float,
         seed: int = 0,
         clip: float | None = None,
         buffers: Buffers | None = None,
