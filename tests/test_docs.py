@@ -24,7 +24,6 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 OLD_NAMES = {"migration.md", "CHANGELOG.md"}
 """Pages that speak of what is no more."""
-PLANNED = {"lasg.lazy"}
 
 
 def of_page(path: Path) -> str:
@@ -78,7 +77,7 @@ def _object(dotted: str) -> Any:
 @pytest.mark.parametrize("path", [path for path in PAGES if path.name not in OLD_NAMES], ids=of_page)
 def test_every_name_of_lasg_that_a_page_shows_exists(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    names = set(re.findall(r"(?<![\w./-])lasg(?:\.[A-Za-z_]\w*)+", text)) - PLANNED
+    names = set(re.findall(r"(?<![\w./-])lasg(?:\.[A-Za-z_]\w*)+", text))
     assert [name for name in sorted(names) if name in _moved.NAMES or not exists(name)] == []
 
 

@@ -25,10 +25,10 @@ def test_an_example_has_under_25_lines_and_saves_uploads(path: Path, tmp_path: P
     assert float(done.stdout.split()[-1]) < 1, "the loss after 300 rounds"
 
 
-def test_the_two_scripts_for_torchrun_train_alike_and_the_lazy_one_sends_a_quarter() -> None:
+def test_the_scripts_for_torchrun_train_alike_and_the_lazy_ones_send_less() -> None:
     scripts = EXAMPLES[0].parent / "torchrun"
     found = {}
-    for name in ("ddp", "lazy"):
+    for name in ("ddp", "lazy", "local_steps"):
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(scripts / f"{name}.py")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
@@ -37,6 +37,8 @@ def test_the_two_scripts_for_torchrun_train_alike_and_the_lazy_one_sends_a_quart
         found[name] = float(line[1]), float(line[2])
     assert found["lazy"][0] < found["ddp"][0] / 3.8
     assert abs(found["lazy"][1] - found["ddp"][1]) < 1
+    assert found["local_steps"][0] < found["ddp"][0] / 200
+    assert found["local_steps"][1] > found["ddp"][1] - 1
 
 
 def test_there_is_an_example_of_a_rule_a_codec_and_a_network() -> None:
