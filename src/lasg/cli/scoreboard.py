@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from lasg.analysis import races, scoreboard
 from lasg.analysis.races import Race
+from lasg.analysis.scoreboard import Standing
 from lasg.cli import options
 from lasg.cli.running import execute
-from lasg.cli.show import out, print_json, titled
+from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
 from lasg.report import plots, scoreboard_plots
-from lasg.report.scoreboard_table import CAPTION, hours, json_rows, missing, table
+from lasg.report.scoreboard_table import CAPTION, cells, head, hours, json_rows, missing, title
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
 
@@ -69,9 +71,20 @@ def show_scoreboard(
         print_json({name: json_rows(listed) for name, listed in found.items()})
         return
     for name, listed in found.items():
-        out.print(titled(*table(races.RACES[name], listed)))
+        out.print(_table(races.RACES[name], listed))
     for line in (*missing(chosen, there), CAPTION, hours(results, there), *([f"Plot: {plot}"] if plot else [])):
         out.print(line, soft_wrap=True)
+
+
+def _table(race: Race, rows: Sequence[Standing]) -> Group:
+    """Return a race's table for the terminal."""
+    shown = new_table()
+    for name in head():
+        left = name in {"", "method"}
+        shown.add_column(name, justify="left" if left else "right", no_wrap=name != "method")
+    for line in cells(rows, race.reference):
+        shown.add_row(*line)
+    return titled(title(race, rows), shown)
 
 
 def _named(race: Race, methods: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scoreboard as a table: for the terminal, for JSON and for the report's page."""
+"""The scoreboard as a table's cells, as JSON, and as a section of the report's page."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from lasg.analysis import scoreboard
 from lasg.analysis.compare import Spread
@@ -71,16 +68,6 @@ def _count(value: Spread, seeds: int) -> str:
 
 def _pm(value: Spread) -> str:
     return f"{value.mean:.4f} ± {value.std:.4f}" if value.std else f"{value.mean:.4f}"
-
-
-def table(race: Race, rows: Sequence[Standing]) -> tuple[str, Table]:
-    """Return a race's title and table for the terminal."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in head():
-        shown.add_column(name, justify="left" if name in {"", "method"} else "right", no_wrap=name != "method")
-    for line in cells(rows, race.reference):
-        shown.add_row(*line)
-    return title(race, rows), shown
 
 
 def json_rows(rows: Sequence[Standing]) -> list[dict[str, Any]]:
