@@ -57,7 +57,15 @@ CODECS: dict[str, Codec] = {"dense": parse("dense"), "qsgd4:3": parse("qsgd4:3")
 STATELESS = ("grid0.25", "uniform3", "sign:4")
 CODED = ("qsgd4:3+ec", "grid0.25+ec", "uniform3+ec", "sign:4+ec")
 """Both sides carry on the same models from message to message."""
-STATEFUL = (*CODED, "topk0.4:2bit", "topk0.4:float:warm3+ec", "lowrank1", "uniform3+ef", "grid0.25+ec+ef")
+STATEFUL = (
+    *CODED,
+    "topk0.4:2bit",
+    "topk0.4:float:warm3+ec",
+    "lowrank1",
+    "lowrank1:rounded",
+    "uniform3+ef",
+    "grid0.25+ec+ef",
+)
 CODECS |= {name: parse(name).for_shapes(((2, 3),)) for name in (*STATELESS, *STATEFUL)}
 FEW = {name: 10 if name in {*STATELESS, *STATEFUL} else 120 for name in CODECS}
 """How many examples each codec has: what they share is tried with the first."""

@@ -31,6 +31,7 @@ CASES: dict[str, int] = {
     "topk0.3+ec": 9,
     "topk0.5:float+ec": 200,
     "lowrank1": 9,
+    "lowrank1:rounded": 9,
     "uniform3+ef": 9,
     "qsgd4:3+ec": 4,
     "grid0.25+ec": 5,

@@ -48,6 +48,7 @@ NAMES = (
     "topk0.3:float+ec",
     "lowrank1",
     "lowrank2",
+    "lowrank2:rounded",
     "uniform4+ef",
     "topk0.2:warm3+ef",
     "grid0.25+ec+ef",
@@ -416,6 +417,27 @@ def test_a_matrix_of_zeros_costs_no_worker_its_direction() -> None:
     np.testing.assert_array_equal(after["q"], before["q"])
 
 
+def test_rounded_factors_lose_little_and_take_a_tenth_of_the_bits_of_float32() -> None:
+    rng = np.random.default_rng(3)
+    row = np.concatenate([(rng.normal(size=(300, 2)) @ rng.normal(size=(2, 400))).reshape(-1), rng.normal(size=300)])
+    shapes = ((300, 400), (300,))
+    exact, rounded = (LowRank(2, rounded=rounded).for_shapes(shapes) for rounded in (False, True))
+    whole, most = exact.transmit(row[None], no_noise)
+    decoded, bits = rounded.transmit(row[None], no_noise)
+    assert float(((whole - row) ** 2).sum()) <= 1e-9 * float(row @ row)
+    assert 0.005 * float(row @ row) < float(((decoded - row) ** 2).sum()) < 0.06 * float(row @ row)
+    assert bits < 0.11 * most
+
+
+def test_pieces_of_a_rounded_message_have_a_scale_each() -> None:
+    rng = np.random.default_rng(4)
+    small, large = 1e-6 * rng.normal(size=500), 1e6 * rng.normal(size=500)
+    codec = LowRank(1, rounded=True).for_shapes(((500,), (500,)))
+    decoded, _ = codec.transmit(np.concatenate([small, large])[None], no_noise)
+    for piece, row in ((small, decoded[0, :500]), (large, decoded[0, 500:])):
+        assert float(((row - piece) ** 2).sum()) < 0.03 * float(piece @ piece)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_a_basis_is_orthonormal_or_has_zeros_for_what_depends_on_others(m: int, r: int, seed: int, twice: bool) -> None:
@@ -492,6 +514,7 @@ def test_bits_that_are_packed_are_unpacked(bits: int, count: int) -> None:
         ("topk0.02:2bit:chunk64:warm9+ec", TopK(share=0.02, values="2bit", chunk=64, warm=9, coded=True)),
         ("lowrank", LowRank()),
         ("lowrank7", LowRank(7)),
+        ("lowrank4:rounded", LowRank(4, rounded=True)),
         ("uniform4+ec+ef", Feedback(Coded(Uniform(4)))),
         ("topk0.1+ef", Feedback(TopK(share=0.1))),
     ],
@@ -574,6 +597,8 @@ WRONG = [
     "Grid",
     "dense+ec",
     "lowrank2+ec",
+    "lowrank2:rounded+ec",
+    "lowrank2:coded",
 ]
 
 

@@ -23,7 +23,8 @@ FEEDBACK = "ef"
 """The part of a name that says: what a message leaves out is part of the next."""
 KNOWN = (
     "dense, qsgdB with B = 2..16 bits, or qsgdB:N with a norm every N entries, gridBETA, uniformB, "
-    "sign:N, topkSHARE (:2bit or :float, :chunkN, :warmN), lowrankR; +ec codes the integers, +ef feeds errors back"
+    "sign:N, topkSHARE (:2bit or :float, :chunkN, :warmN), lowrankR (:rounded); +ec codes the integers, "
+    "+ef feeds errors back"
 )
 
 
@@ -60,7 +61,7 @@ _PATTERNS: dict[str, Callable[..., Codec | None]] = {
     r"grid(0?\.\d+)?": lambda beta: Grid(float(beta)) if beta else Grid(),
     r"uniform(\d+)": lambda bits: Uniform(int(bits)),
     r"sign(?::(\d+))?": lambda bucket: Sign(int(bucket)) if bucket else Sign(),
-    r"lowrank(\d+)?": lambda rank: LowRank(int(rank)) if rank else LowRank(),
+    r"lowrank(\d+)?(:rounded)?": lambda rank, rounded: LowRank(int(rank or 2), rounded=rounded is not None),
     r"topk(\d*\.?\d+)?((?::[a-z0-9]+)*)": lambda share, parts: _top_k(float(share or 0.01), parts.split(":")[1:]),
 }
 
@@ -105,6 +106,6 @@ _NAMES: dict[type, Callable[[Any], str]] = {
     Grid: lambda codec: f"grid{_decimal(codec.beta)}",
     Uniform: lambda codec: f"uniform{codec.bits}",
     Sign: lambda codec: f"sign:{codec.bucket}",
-    LowRank: lambda codec: f"lowrank{codec.rank}",
+    LowRank: lambda codec: f"lowrank{codec.rank}" + (":rounded" if codec.rounded else ""),
     TopK: _top_k_name,
 }
