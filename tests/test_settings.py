@@ -98,13 +98,13 @@ def test_the_theorems_constant_alone_says_how_lazy() -> None:
     assert Settings(c_d=1.0).laziness_of(4) == Laziness(workers=4, c_d=1.0)
 
 
-def test_an_infinite_D_is_taken_by_specs_loops_and_flower_where_something_bounds_staleness() -> None:
+def test_an_infinite_staleness_is_taken_by_specs_loops_and_flower_where_something_bounds_staleness() -> None:
     spec = Spec(task="a", algorithm="lasg-vr", data="digits", D=math.inf)
     assert from_toml(spec.to_toml()) == spec
-    assert from_toml(spec.but(algorithm="lasg-wk2", rho=0.5).to_toml()).laziness.D == math.inf
+    assert math.isinf(from_toml(spec.but(algorithm="lasg-wk2", rho=0.5).to_toml()).laziness.D)
     parameters = [torch.nn.Parameter(torch.zeros(2))]
     lasg.LazyOptimizer(torch.optim.SGD(parameters, lr=0.1), rule="wk2", D=math.inf)
-    assert FlowerSettings.from_config({"workers": 2, "rule": "wk2", "D": math.inf}).laziness.D == math.inf
+    assert math.isinf(FlowerSettings.from_config({"workers": 2, "rule": "wk2", "D": math.inf}).laziness.D)
     unwatched: list[Callable[[], Any]] = [
         lambda: spec.but(algorithm="lasg-wk2"),
         lambda: lasg.LazyOptimizer(torch.optim.SGD(parameters, lr=0.1), rule="wk2", c=0.1, D=math.inf),

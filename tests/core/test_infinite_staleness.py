@@ -37,7 +37,7 @@ def played(training: Training, rounds: int = 200) -> tuple[np.ndarray, bytes]:
 
 @pytest.mark.parametrize("name", GUARDED)
 @pytest.mark.parametrize("rho", [3.0, 30.0])
-def test_a_guarded_run_is_the_one_of_a_D_that_is_never_reached(name: str, rho: float) -> None:
+def test_a_guarded_run_is_the_one_of_a_bound_that_is_never_reached(name: str, rho: float) -> None:
     endless, never = (played(run(stages_of(name), D, rho=rho, guard=True)) for D in (math.inf, 10**6))
     np.testing.assert_array_equal(endless[0], never[0])
     assert endless[1] == never[1]
@@ -51,7 +51,7 @@ def test_a_rule_that_bounds_staleness_itself_needs_no_guard() -> None:
     assert endless[1] == usual[1]
 
 
-def test_some_worker_is_silent_for_longer_than_a_D_allows() -> None:
+def test_some_worker_is_silent_for_longer_than_a_finite_bound_allows() -> None:
     longest = {}
     for D in (20, math.inf):
         uploaded, _ = played(run(stages_of("wk2"), D, rho=3.0, guard=True), 600)

@@ -61,7 +61,7 @@ def unfit(spec: Spec) -> str:
         return "no theorem is about a rule or codec of your own"
     if spec.composition.local_steps(spec.H) > 1:
         return "no theorem is about local steps"
-    if spec.D == math.inf:
+    if math.isinf(spec.D):
         return "the theorems are about a largest staleness D that is finite"
     return "no theorem is about clipped gradients" if spec.clip is not None else ""
 

@@ -145,12 +145,11 @@ _OTHER_ROWS = (
     Algorithm(
         name="lasg-local",
         local=True,
-        own_codec=parse("grid0.85+ec"),
+        own_codec=parse("lowrank8:rounded"),
         belief="residual",
-        decay=0.8,
         outer=Outer("SGD", 0.3, {"momentum": 0.9, "nesterov": True}),
-        summary="H steps of any optimizer; what of the move is news, coarse and coded; outer Nesterov; for networks",
-        reference="lasg; after DiLoCo and SparseLoCo",
+        summary="H steps of any optimizer; matrices' moves in rank 8, 3 bits per number; outer Nesterov; for networks",
+        reference="lasg; after DiLoCo and PowerSGD",
     ),
     Algorithm(
         name="diloco",

@@ -53,8 +53,8 @@ class Laziness:
     workers: int
     """M."""
     D: int | float = DEFAULT_D
-    """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD. Infinite only where something else
-    bounds what staleness does: a rule of its own (`vr`), or the guard."""
+    """The largest staleness: who was silent for D rounds uploads. D = 1 is plain SGD. Infinite only where something
+    else bounds what staleness does: the rule itself (`vr`), or the guard."""
     c: float = PAPER_C
     """The weight of every move, before division by eta^2 M^2. c = 0 is plain SGD."""
     window: int = 10
@@ -71,7 +71,8 @@ class Laziness:
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or self.workers < 1:
             raise LasgError(f"workers must be an integer >= 1, got {self.workers!r}")
-        if not (isinstance(self.D, int) or self.D == math.inf) or self.D < 1:
+        endless = isinstance(self.D, float) and math.isinf(self.D)
+        if not (isinstance(self.D, int) or endless) or self.D < 1:
             raise LasgError(f"D must be an integer >= 1, or inf, got {self.D!r}. D = 1 is plain SGD.")
         if not self.c >= 0:
             raise LasgError(f"c must be >= 0, got {self.c!r}. c = 0 is plain SGD, inf uploads every D rounds.")
@@ -109,7 +110,7 @@ def is_guarded(stages: Stages, laziness: Laziness) -> bool:
 def check_staleness(stages: Stages, laziness: Laziness) -> None:
     """Refuse an infinite D where nothing else bounds how stale a contribution gets."""
     rule = stages.rule
-    if laziness.D < math.inf or rule.left is None or not rule.forces:
+    if math.isfinite(laziness.D) or rule.left is None or not rule.forces:
         return
     if rule.periodic:
         raise LasgError(f"rule {rule.name} takes its snapshot every D rounds: D = inf is for wk2, clag and the like")
@@ -141,7 +142,7 @@ class Server:
         self._own_probe = stages.own_probe
         check_staleness(stages, laziness)
         self.guard = Guard() if is_guarded(stages, laziness) else None
-        self._longest = laziness.D if laziness.D < math.inf else FAR
+        self._longest = laziness.D if math.isfinite(laziness.D) else FAR
         self.weights = weights
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
@@ -178,7 +179,7 @@ class Server:
             return self.rule.right(mean / square if square else 0.0, self.laziness.workers)
         if self.laziness.rho is not None:
             mean = sum(self.history) / max(1, len(self.history))
-            longest = self.laziness.D if self.laziness.D < math.inf else self.k + 1
+            longest = self.laziness.D if math.isfinite(self.laziness.D) else self.k + 1
             reuse = float(np.minimum(self.tau, longest).mean())  # who is gone has a tau without bounds
             return (self.laziness.rho / self.laziness.workers) ** 2 * mean * self._forgetting / reuse
         if self.laziness.c_d is not None:

@@ -103,7 +103,7 @@ def sides(runs: Sequence[Run]) -> Figure:
         axis.set_ylabel("squared norm (log)")
     handles, labels = axes[0].get_legend_handles_labels()
     title = "a worker uploads when its\nleft side is above the line"
-    if runs[0].spec.D < math.inf:
+    if math.isfinite(runs[0].spec.D):
         title += f",\nor after {runs[0].spec.D} silent rounds"
     axes[-1].legend(handles, labels, loc="center left", title=title, alignment="left", markerscale=2)
     return figure
