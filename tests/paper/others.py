@@ -559,6 +559,44 @@ def lasg_sparse_local(s: Setting, K: int) -> Outcome:
     return sparse_moves(s, K, 1.0, lambda e, t: top_k(e, entries(warm_up(0.01, 10, t), s.p)), say_signs)
 
 
+def rounded(column: Vector) -> Vector:
+    """Round to multiples of half the root mean square, itself rounded to bfloat16."""
+    step = bfloat16(0.5 * math.sqrt(norm2(column) / len(column)))
+    return np.array([step * round(x / step) if step else 0.0 for x in column])
+
+
+def lasg_local(s: Setting, K: int, rank: int = 8) -> Outcome:
+    """lasg's own: DiLoCo, where a worker says its move, with what it has not said yet, in rank 8, factors rounded."""
+    out, inner, e = begin(s), [s.inner() for _ in range(s.M)], s.zeros()
+    outer = SGD(s.eta, 0.9, nesterov=True)
+    Q: list[dict[int, Vector]] = [{} for _ in range(s.M)]
+    for t in range(K):
+        total = np.zeros(s.p)
+        for m in range(s.M):
+            e[m] = e[m] + s.weight(m) * (out.theta[t] - local_steps(s, m, inner[m], out.theta[t], t))
+            said, start, drawn = np.zeros(s.p), 0, 0
+            for j, shape in enumerate(s.shapes):
+                size = math.prod(shape)
+                part = e[m][start : start + size]
+                if len(shape) == 1:
+                    said[start : start + size] = rounded(part)
+                else:
+                    G = part.reshape(shape[0], -1)
+                    columns = G.shape[1]
+                    first = s.Q0[drawn : drawn + columns * rank].reshape(columns, rank)
+                    P = orthonormal(G @ Q[m].get(j, first))
+                    Q[m][j] = G.T @ P
+                    sent = [np.stack([rounded(column) for column in factor.T]) for factor in (P, Q[m][j])]
+                    said[start : start + size] = (sent[0].T @ sent[1]).reshape(-1)
+                    drawn += columns * rank
+                start += size
+            e[m] = e[m] - said
+            total = total + said
+        out.uploaders.append(set(range(s.M)))
+        out.theta.append(outer.step(out.theta[t], total))
+    return out
+
+
 def slowmo(s: Setting, K: int) -> Outcome:
     """SlowMo (Wang et al. 2019), algorithm 1, with beta = .5, alpha = eta, and a constant gamma, which then cancels."""
     out, inner = begin(s), [s.inner() for _ in range(s.M)]
@@ -662,6 +700,7 @@ ONE_GRADIENT: dict[str, Callable[[Setting, int], Outcome]] = {
 }
 LOCAL: dict[str, Callable[[Setting, int], Outcome]] = {
     "lasg-sparse-local": lasg_sparse_local,
+    "lasg-local": lasg_local,
     "diloco": diloco,
     "sparseloco": sparseloco,
     "slowmo": slowmo,
