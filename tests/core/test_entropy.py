@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lasg.core import adaptive_coding, entropy
-from lasg.core.adaptive_coding import BitReader, BitWriter
+from lasg.core import adaptive_coding, entropy, logistic_mixing
+from lasg.core.bit_packing import pack_widths, unpack_widths
 from lasg.core.codecs import QSGD
 from lasg.core.entropy import (
     AdaptiveCoder,
@@ -29,6 +29,7 @@ from lasg.core.entropy import (
     encode_symbols,
     take_positions,
 )
+from lasg.core.range_coding import BitReader, BitWriter
 from lasg.errors import LasgError
 
 VECTORS = json.loads((Path(__file__).parent / "entropy_vectors.json").read_text(encoding="utf-8"))
@@ -109,7 +110,7 @@ def test_a_table_of_255_symbols_is_short() -> None:
 
 def test_an_array_of_one_symbol_takes_a_few_bytes() -> None:
     assert len(encode_symbols(np.zeros(1_000_000, np.int32))) <= 6
-    assert len(encode_symbols(np.full(1_000_000, -3, np.int32))) <= 8
+    assert len(encode_symbols(np.full(1_000_000, -3, np.int32))) <= 9
 
 
 def test_the_model_is_exact_in_float32_so_that_every_machine_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +223,10 @@ class IdealWriter(BitWriter):
         IdealWriter.total -= math.log2((chance if bit else 65536 - chance) / 65536)
         return super().code(bit, chance)
 
+    def code_even(self, number: int, bits: int) -> int:
+        IdealWriter.total += bits
+        return super().code_even(number, bits)
+
 
 def gradients(p: int, messages: int, scale: float) -> list[Symbols]:
     """Entries with scales of their own, which stay from message to message."""
@@ -245,6 +250,55 @@ def test_a_message_ends_within_3_bits_of_the_ideal_on_average(
     assert bits <= 1.001 * IdealWriter.total + 3 * len(arrays) + (8 * len(arrays) if scale < 0.2 else 0)
 
 
+@pytest.mark.parametrize(("p", "scale"), [(22, 0.5), (22, 3.0), (54, 0.3), (784, 0.2), (784, 5.0)])
+def test_short_messages_cost_at_most_10_percent_more_than_the_ideal_adaptive_count(
+    p: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive_coding, "BitWriter", IdealWriter)
+    monkeypatch.setattr(IdealWriter, "total", 0.0)
+    coder, arrays = AdaptiveCoder(lowest=-127, highest=127), gradients(p, 200 if p < 100 else 20, scale)
+    row, bits = coder.init_row(p), 0
+    for symbols in arrays:
+        message, row = coder.encode(symbols.clip(-127, 127), row)
+        bits += 8 * len(message)
+    assert IdealWriter.total < bits <= 1.1 * IdealWriter.total
+
+
+def test_wide_entries_come_back_and_their_digits_cost_what_they_have() -> None:
+    coder, rng = AdaptiveCoder(lowest=-7, highest=7, wide=2, digits=20), np.random.default_rng(0)
+    sender = receiver = coder.init(1, 24)
+    lengths = []
+    for _ in range(60):
+        levels = np.round(rng.standard_normal((1, 22))).astype(np.int32)
+        wide = rng.integers(-(2**22), 2**22, (1, 2)).astype(np.int32)  # 20 digits, and -4 to 3 above them
+        symbols = np.concatenate([levels, wide], 1)
+        messages, sender = coder.encode_rows(symbols, sender)
+        decoded, receiver = coder.decode_rows(messages, 24, receiver)
+        np.testing.assert_array_equal(decoded, symbols)
+        lengths.append(8 * len(messages[0]))
+    entropy = 22 * 2.1 + 2 * (20 + 3)
+    assert np.mean(lengths[10:]) <= entropy + 8
+    extremes = np.zeros((1, 24), np.int32)
+    extremes[0, 22:] = -(2**31), 2**31 - 1
+    messages, _ = coder.encode_rows(extremes, sender)
+    np.testing.assert_array_equal(coder.decode_rows(messages, 24, receiver)[0], extremes)
+
+
+def test_the_tables_of_log_odds_are_far_from_ties_so_that_every_machine_has_the_same() -> None:
+    values = [logistic_mixing.stretched(index) for index in range(4096)]
+    values += [logistic_mixing.squashed(odds) for odds in range(-2048, 2048) if odds]  # of 0 it is 2^15, exactly
+    assert logistic_mixing.squashed(0) == 2**15
+    assert min(abs(value - math.floor(value) - 0.5) for value in values) > 1e-6
+
+
+def test_a_state_of_another_format_is_refused_in_one_line() -> None:
+    coder = AdaptiveCoder(lowest=-7, highest=7)
+    former: dict[str, npt.NDArray[Any]] = {"counts": np.zeros((391, 2), np.uint8), "history": np.zeros(4, np.int32)}
+    with pytest.raises(LasgError, match="another version of lasg") as caught:
+        coder.decode(b"\x01", 4, former)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_was_learnt_makes_later_messages_shorter_than_the_entropy() -> None:
     arrays = gradients(784, 30, 0.3)
     coder, lengths = AdaptiveCoder(), []
@@ -255,6 +309,26 @@ def test_what_was_learnt_makes_later_messages_shorter_than_the_entropy() -> None
     ideal = [784 * entropy_of(symbols) for symbols in arrays]
     assert sum(lengths[10:]) < 0.85 * sum(ideal[10:])
     assert sum(lengths) < 0.9 * sum(ideal)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 32).flatmap(lambda w: st.tuples(st.just(w), st.integers(0, 2**w - 1))), max_size=200))
+def test_numbers_of_any_widths_come_back_from_packed_bits(pairs: list[tuple[int, int]]) -> None:
+    widths, numbers = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
+    packed = pack_widths(numbers, widths)
+    assert len(packed) == -(-int(widths.sum()) // 8)
+    unpacked, rest = unpack_widths(memoryview(packed + b"more"), widths)
+    np.testing.assert_array_equal(unpacked, numbers)
+    assert bytes(rest) == b"more"
+
+
+def test_even_numbers_come_back() -> None:
+    writer = BitWriter()
+    writer.code(1, 21845)  # a third: 2^32 even numbers do not fill it
+    writer.code_even(2**32 - 1, 32)
+    reader = BitReader(writer.finish())
+    assert reader.code(0, 21845) == 1
+    assert reader.code_even(0, 32) == 2**32 - 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,209 +2,208 @@
 
 No table travels. Both sides learn from what was sent before, per worker, in integers only: every machine computes the
 same. The format of a message is fixed by the vectors in `tests/core/entropy_vectors.json`.
+
+An entry is said as bits: is it nonzero; its sign; the length of its magnitude in bits, in unary; the bits below the
+leading one. Every bit is foreseen twice, in two contexts, and the two probabilities are mixed: their log-odds are added
+with weights that both sides learn (logistic mixing, Mahoney 2005, as in PAQ).
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lasg.core.arrays import IntArray
 from lasg.core.bit_packing import check_integers
+from lasg.core.logistic_mixing import Mixer, mixer
+from lasg.core.range_coding import CHANCE_BITS, BitCoder, BitReader, BitWriter
 from lasg.errors import LasgError
 
 INT32_LOWEST, INT32_HIGHEST = -(2**31), 2**31 - 1
-# What is remembered of one worker: its row of every array of the state.
+# What is remembered of workers, in arrays with a row per worker; or of one, without that axis.
 Row: TypeAlias = dict[str, npt.NDArray[Any]]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
-# -- the range coder -------------------------------------------------------------------------------------------------
-#
-# Martin 1979, in the form of LZMA's and CABAC's coders: an interval [low, low + width) that every bit narrows, written
-# out byte by byte from the top; a carry runs back into bytes already written. 48 bits make the rounding of
-# probabilities negligible, and cost Python no more than 32.
+# -- levels: what is expected of an entry's magnitude, two classes per octave ------------------------------------------
 
-_TOP_BITS = 48
-_TOP = 1 << _TOP_BITS
-_BOTTOM = 1 << (_TOP_BITS - 8)
-_CHANCE_BITS = 16
-_EVEN = 1 << (_CHANCE_BITS - 1)
-
-
-class _BitCoder(Protocol):
-    """Writes a bit and returns it, or ignores the argument and returns the bit that it reads."""
-
-    def code(self, bit: int, chance: int) -> int:
-        """Code one bit that is 1 with probability chance / 2^16."""
-        ...
+_FRACTION = 8  # bits of the fraction of a mean
+_CAP = (1 << 15) - 1  # magnitudes above it count as it
+_NEAR_ZERO = 8  # added to a mean: all that is far below 1/32 is one level
+_LEVELS = 42
+_UNKNOWN = -1
+# Mean magnitudes that are expected of a first entry, and of a first wide one: 0.3 and 16.
+_FIRST_GUESS, _FIRST_WIDE_GUESS = 77, 16 << _FRACTION
 
 
-class BitWriter:
-    """Turns bits and their probabilities into bytes."""
-
-    def __init__(self) -> None:
-        self._low, self._width = 0, _TOP
-        self._written = bytearray()
-
-    def code(self, bit: int, chance: int) -> int:
-        """Write one bit that is 1 with probability chance / 2^16, 0 < chance < 2^16."""
-        bound = (self._width >> _CHANCE_BITS) * chance
-        if bit:
-            self._width = bound
-        else:
-            self._low += bound
-            self._width -= bound
-        while self._width < _BOTTOM:
-            self._shift()
-        return bit
-
-    def _shift(self) -> None:
-        """Write the interval's highest byte, which is settled but for a carry."""
-        if self._low >= _TOP:
-            self._carry()
-        self._written.append(self._low >> (_TOP_BITS - 8))
-        self._low = (self._low << 8) & (_TOP - 1)
-        self._width <<= 8
-
-    def _carry(self) -> None:
-        self._low -= _TOP
-        i = len(self._written) - 1
-        while self._written[i] == 255:
-            self._written[i] = 0
-            i -= 1
-        self._written[i] += 1
-
-    def finish(self) -> bytes:
-        """Return the shortest bytes that say the interval: zeros at the end are implied, but one byte is there."""
-        for zeros in range(_TOP_BITS, -1, -8):
-            value = (self._low + (1 << zeros) - 1) >> zeros << zeros
-            if value < self._low + self._width:
-                break
-        self._low = value
-        if self._low >= _TOP:
-            self._carry()
-        return bytes(self._written + self._low.to_bytes(_TOP_BITS // 8, "big")).rstrip(b"\0") or b"\0"
+def _level_bounds() -> list[int]:
+    """Return the least mean, with `_NEAR_ZERO`, of every level but the first: 8 times 2^(1/4), 2^(3/4), ..."""
+    return [math.isqrt(math.isqrt(_NEAR_ZERO**4 << (2 * level + 1))) + 1 for level in range(_LEVELS - 1)]
 
 
-class BitReader:
-    """Turns bytes back into bits, given the same probabilities."""
+_BOUNDS = _level_bounds()
+_BOUNDS_ARRAY = np.array(_BOUNDS)
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._next = _TOP_BITS // 8
-        self._offset = int.from_bytes(data[: self._next].ljust(self._next, b"\0"), "big")
-        self._width = _TOP
+# -- contexts ----------------------------------------------------------------------------------------------------------
 
-    def code(self, bit: int, chance: int) -> int:
-        """Read one bit that is 1 with probability chance / 2^16; the argument `bit` has no meaning here."""
-        bound = (self._width >> _CHANCE_BITS) * chance
-        if self._offset < bound:
-            self._width = bound
-            bit = 1
-        else:
-            self._offset -= bound
-            self._width -= bound
-            bit = 0
-        while self._width < _BOTTOM:
-            following = self._data[self._next] if self._next < len(self._data) else 0
-            self._offset = self._offset << 8 | following
-            self._width <<= 8
-            self._next += 1
-        return bit
-
-    def finish(self) -> None:
-        """Refuse bytes that no writer would have written."""
-        if not self._data or len(self._data) > self._next or (len(self._data) > 1 and not self._data[-1]):
-            raise LasgError(f"{len(self._data)} bytes of coded symbols do not end where the symbols end: refused")
+_LENGTHS = 8  # bit lengths of magnitudes that have contexts of their own
+_OWN = 64  # entries that have lengths of their own: further ones share them
+_ZERO = 0, 3 * _LEVELS
+_SIGN = _ZERO[1] + 9 * (_LEVELS // 2 + 1), _ZERO[1] + 9 * (_LEVELS // 2 + 1) + 9
+_LENGTH = _SIGN[1] + 9, _SIGN[1] + 9 + _LEVELS * _LENGTHS
+_BELOW = _LENGTH[1] + _OWN * _LENGTHS, _LENGTH[1] + _OWN * _LENGTHS + 4 * _LENGTHS
+CONTEXTS = _BELOW[1] + 4 * _LEVELS
+PAIRS = 3 + _LENGTHS
+"""Weights: of the zeros, the signs, the bits below, and every length."""
+_WEIGHT = 36000  # of each of the two at first, in 2^16ths: 0.55
+_HEAVIEST = 1 << 20
 
 
-# -- the model -------------------------------------------------------------------------------------------------------
-#
-# An entry is said as: is it nonzero; its sign; the length of its magnitude in bits, in unary; the bits below the
-# leading one. Every such question has a context, and every context counts the answers.
+def _first_chances() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]:
+    """Return the probabilities of a one before anything was coded, in 2^16ths, and as how many bits they count.
 
-_HISTORY_BITS = 4  # the fraction of the running mean of an entry's magnitude
-_HISTORY_CAP = (1 << 15) - 1  # magnitudes above it count as it
-_LEVELS = 20  # bit lengths of that mean: 0 to 19
-_LENGTHS = 16  # bit lengths of magnitudes that have contexts of their own
-_ZERO = 0
-_SIGN = _ZERO + 3 * _LEVELS
-_LENGTH = _SIGN + 9
-_BELOW = _LENGTH + _LEVELS * _LENGTHS
-CONTEXTS = _BELOW + 4 * _LENGTHS
-_COUNT_LIMIT = 255  # then counts are halved: what was long ago weighs less
-
-
-class _Counts:
-    """Codes bits with the probabilities that the counts of their contexts give, and counts them."""
-
-    def __init__(self, counts: npt.NDArray[Any], coder: _BitCoder) -> None:
-        self.zeros: list[int] = counts[:, 0].tolist()
-        self.ones: list[int] = counts[:, 1].tolist()
-        self.code_bit = coder.code
-
-    def code(self, context: int, bit: int) -> int:
-        """Code one bit by the estimate of Krichevsky and Trofimov: (ones + 1/2) / (all + 1)."""
-        zeros, ones = self.zeros[context], self.ones[context]
-        bit = self.code_bit(bit, ((2 * ones + 1) << (_CHANCE_BITS - 1)) // (zeros + ones + 1))
-        if zeros + ones >= _COUNT_LIMIT:
-            zeros = self.zeros[context] = zeros >> 1
-            ones = self.ones[context] = ones >> 1
-        if bit:
-            self.ones[context] = ones + 1
-        else:
-            self.zeros[context] = zeros + 1
-        return bit
-
-    def code_magnitude(self, magnitude: int, level: int, longest: int) -> int:
-        """Code a magnitude >= 1 of at most `longest` bits."""
-        length = magnitude.bit_length()
-        below = 0
-        while below < longest - 1:
-            if not self.code(_LENGTH + level * _LENGTHS + min(below, _LENGTHS - 1), below < length - 1):
-                break
-            below += 1
-        coded = 1
-        for position in range(below - 1, -1, -1):
-            bit = (magnitude >> position) & 1
-            if coded < 4:  # the two bits below the leading one are not evenly spread
-                coded = coded << 1 | self.code(_BELOW + 4 * min(below, _LENGTHS - 1) + coded, bit)
-            else:
-                coded = coded << 1 | self.code_bit(bit, _EVEN)
-        return coded
+    By the mean magnitude a of a level: nonzero 1 - 1 / (1 + 1.5 a + 0.3 a^2), longer than b bits
+    (a / (a + 1.2))^2^(b-1).
+    A context that counts as none takes over the probability of the other context where it is first met.
+    """
+    chances, counts = np.full(CONTEXTS, 1 << (CHANCE_BITS - 1)), np.zeros(CONTEXTS)
+    for level in range(_LEVELS):
+        bound = _BOUNDS[level - 1] if level else _NEAR_ZERO
+        a = (bound * 1.19 - _NEAR_ZERO) / (1 << _FRACTION)
+        chances[_ZERO[0] + 3 * level : _ZERO[0] + 3 * level + 3] = _chance(1 - 1 / (1 + 1.5 * a + 0.3 * a * a))
+        longer = a / (a + 1.2)
+        for length in range(_LENGTHS):
+            chances[_LENGTH[0] + level * _LENGTHS + length] = max(_chance(longer), 3000)  # outliers must stay cheap
+            longer *= longer
+    # By the mean of an entry over its mean magnitude, in quarters from -1 to 1.
+    chances[_SIGN[0] : _SIGN[1]] = [8000, 11500, 17000, 24000, 32768, 41500, 48500, 54000, 57500]
+    chances[_BELOW[0] : _BELOW[1]] = 27500
+    counts[_ZERO[0] : _ZERO[1]] = counts[_SIGN[0] : _LENGTH[1]] = counts[_BELOW[0] : _BELOW[1]] = 2
+    return chances.astype(np.uint16), counts.astype(np.uint8)
 
 
-def _code(symbols: Sequence[int], row: Row, coder: _BitCoder, lowest: int, highest: int) -> tuple[list[int], Row]:
-    """Code all entries, writing or reading; return them and the row of the state afterwards."""
-    counts = _Counts(row["counts"], coder)
-    history: list[int] = row["history"].tolist()
-    last: list[int] = row["last_sign"].tolist()
-    longest = max(-lowest, highest).bit_length()
+def _chance(share: float) -> int:
+    return min(max(int(share * (1 << CHANCE_BITS)), 130), (1 << CHANCE_BITS) - 1300)
+
+
+_FIRST_CHANCES, _FIRST_COUNTS = _first_chances()
+
+
+# -- one message -------------------------------------------------------------------------------------------------------
+
+
+class _Foreseen(NamedTuple):
+    """What is expected of the entries of one message, from those before it: contexts, one of each kind per entry."""
+
+    levels: list[int]
+    """By an entry's mean magnitude over many messages, and its neighbours'; `_UNKNOWN` where nothing was sent yet."""
+    seconds: list[int]
+    """The second context of a zero, but for the neighbours: by the mean of a few messages, and by the last one."""
+    leanings: list[int]
+    """By an entry's mean over its mean magnitude."""
+
+
+def _foresee(state: Row) -> list[_Foreseen]:
+    """Return it for every row of the state."""
+    slow, sent = state["slow"].astype(np.int64), np.minimum(state["messages"], 1000)[:, None].astype(np.int64)
+    around, size = np.zeros_like(slow), slow.shape[-1]
+    for away in range(1, min(3, size)):
+        around[:, away:] += slow[:, :-away]
+        around[:, :-away] += slow[:, away:]
+    at = np.arange(size)
+    around //= np.maximum(np.minimum(at, 2) + np.minimum(size - 1 - at, 2), 1)
+    levels = np.searchsorted(_BOUNDS_ARRAY, (2 * around + sent * slow) // (sent + 2) + _NEAR_ZERO, "right")
+    recent = (np.searchsorted(_BOUNDS_ARRAY, state["fast"] + _NEAR_ZERO, "right") + 1) // 2
+    seconds = _ZERO[1] + 9 * recent + 3 * state["last"]
+    spread = 2 * slow + 76
+    leanings = _SIGN[0] + 4 + np.clip((8 * state["mean"].astype(np.int64) + spread // 2) // spread, -4, 4)
+    levels[sent[:, 0] == 0] = _UNKNOWN
+    return [_Foreseen(*row) for row in zip(levels.tolist(), seconds.tolist(), leanings.tolist(), strict=True)]
+
+
+def _learn(state: Row, symbols: Ints) -> Row:
+    """Return what is remembered of every entry after the messages that said `symbols`."""
+    sent = state["messages"][:, None].astype(np.int64)
+    magnitudes = np.minimum(np.abs(symbols), _CAP)
+    after = {"messages": np.minimum(state["messages"] + 1, _CAP), "last": np.minimum(magnitudes, 2)}
+    # Means over all messages while these are few, then over about the last 32, or 4.
+    for name, values, most in (
+        ("slow", magnitudes, 64),
+        ("fast", magnitudes, 8),
+        ("mean", np.sign(symbols) * magnitudes, 64),
+    ):
+        before = state[name].astype(np.int64)
+        after[name] = before + 2 * ((values << _FRACTION) - before) // np.minimum(2 * sent + 3, most)
+    return {name: value.astype(state[name].dtype) for name, value in after.items()}
+
+
+class _Bounds(NamedTuple):
+    """What entries may be."""
+
+    lowest: int
+    highest: int
+    guess: int
+    """The mean magnitude that is expected of the very first entry, in 2^-8ths."""
+
+
+def _code_entries(
+    symbols: list[int], at: int, foreseen: _Foreseen, bounds: _Bounds, code: Mixer, coder: BitCoder
+) -> list[int]:
+    """Code entries that follow one another from `at` on, writing or reading; return them."""
+    lowest, highest, total = bounds
+    longest, both_signs, positive = max(-lowest, highest).bit_length(), lowest < 0 < highest, int(highest > 0)
+    if not longest:
+        return [0] * len(symbols)
     coded = []
-    neighbour = neighbour_sign = 0  # of the entry just coded: its magnitude up to 2, its sign + 1
-    for i, symbol in enumerate(symbols):
-        level = history[i].bit_length()
-        magnitude = sign = 0
-        if longest and counts.code(_ZERO + 3 * level + neighbour, symbol != 0):
-            if lowest < 0 < highest:
-                positive = counts.code(_SIGN + 3 * (last[i] + 1) + neighbour_sign, symbol > 0)
-            else:
-                positive = int(highest > 0)
-            magnitude = counts.code_magnitude(abs(symbol), level, longest)
-            sign = 1 if positive else -1
-        coded.append(sign * magnitude)
-        last[i] = sign
-        history[i] += ((min(magnitude, _HISTORY_CAP) << _HISTORY_BITS) - history[i]) >> 2
-        neighbour, neighbour_sign = min(magnitude, 2), sign + 1
-    after = {
-        "counts": np.array([counts.zeros, counts.ones], row["counts"].dtype).T.copy(),
-        "history": np.array(history, row["history"].dtype),
-        "last_sign": np.array(last, row["last_sign"].dtype),
-    }
-    return coded, after
+    near = further = 0  # magnitudes, up to 2, of the entry just coded and of that before it
+    sign = sign_before = 1  # their signs + 1
+    end = at + len(symbols)
+    for i, symbol, level, second in zip(
+        range(at, end), symbols, foreseen.levels[at:end], foreseen.seconds[at:end], strict=True
+    ):
+        if level == _UNKNOWN:  # as large as the entries before it, on average
+            level = bisect_right(_BOUNDS, total // (i - at + 1) + _NEAR_ZERO)
+            second = _ZERO[1] + 9 * ((level + 1) // 2)
+        if not code(3 * level + near, second + further, 0, symbol != 0):
+            coded.append(0)
+            further, near = near, 0
+            sign_before, sign = sign, 1
+            continue
+        if both_signs:
+            positive = code(foreseen.leanings[i], _SIGN[1] + 3 * sign + sign_before, 2, symbol > 0)
+        magnitude = _code_magnitude(abs(symbol), level, i % _OWN, longest, code, coder)
+        coded.append(magnitude if positive else -magnitude)
+        total += magnitude << _FRACTION
+        further, near = near, 2 if magnitude > 1 else 1
+        sign_before, sign = sign, 2 if positive else 0
+    return coded
+
+
+def _code_magnitude(magnitude: int, level: int, own: int, longest: int, code: Mixer, coder: BitCoder) -> int:
+    """Code a magnitude >= 1 of at most `longest` bits."""
+    more = magnitude.bit_length() - 1
+    first, second = _LENGTH[0] + level * _LENGTHS, _LENGTH[1] + own * _LENGTHS
+    below = slot = 0
+    while below < longest - 1 and code(first + slot, second + slot, 6 + 2 * slot, below < more):
+        below += 1
+        slot = min(below, _LENGTHS - 1)
+    coded = 1
+    while below and coded < 4:  # the two bits below the leading one are not evenly spread
+        below -= 1
+        first, second = _BELOW[0] + 4 * slot + coded, _BELOW[1] + 4 * level + coded
+        coded = coded << 1 | code(first, second, 4, (magnitude >> below) & 1)
+    return coded << below | coder.code_even(magnitude & ((1 << below) - 1), below) if below else coded
+
+
+# Arrays of the state, and how long their rows are; 0: as long as there are entries; None: one number.
+_SIZES = {"chances": CONTEXTS, "counts": CONTEXTS, "weights": 2 * PAIRS, "messages": None}
+_SIZES |= {"slow": 0, "fast": 0, "mean": 0, "last": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +220,10 @@ class AdaptiveCoder:
 
     lowest: int = INT32_LOWEST
     highest: int = INT32_HIGHEST
+    wide: int = 0
+    """So many of the entries, the last ones, may be any int32."""
+    digits: int = 0
+    """So many of the lowest bits of these cannot be foreseen, and are said as they are."""
 
     def __post_init__(self) -> None:
         if not INT32_LOWEST <= self.lowest <= self.highest <= INT32_HIGHEST:
@@ -229,9 +232,14 @@ class AdaptiveCoder:
     def init(self, workers: int, p: int) -> Row:
         """Return the state of workers that have sent nothing: integer arrays with a row per worker."""
         return {
-            "counts": np.zeros((workers, CONTEXTS, 2), np.uint8),
-            "history": np.zeros((workers, p), np.int32),
-            "last_sign": np.zeros((workers, p), np.int8),
+            "chances": np.tile(_FIRST_CHANCES, (workers, 1)),
+            "counts": np.tile(_FIRST_COUNTS, (workers, 1)),
+            "weights": np.full((workers, 2 * PAIRS), _WEIGHT, np.int32),
+            "messages": np.zeros(workers, np.int16),
+            "slow": np.zeros((workers, p), np.int32),
+            "fast": np.zeros((workers, p), np.int32),
+            "mean": np.zeros((workers, p), np.int32),
+            "last": np.zeros((workers, p), np.int8),
         }
 
     def init_row(self, p: int) -> Row:
@@ -241,46 +249,93 @@ class AdaptiveCoder:
     def encode(self, symbols: IntArray, row: Row) -> tuple[bytes, Row]:
         """Turn symbols `(p,)` into a message of at least one byte; return it, and the worker's new row."""
         check_integers(symbols)
-        if len(symbols) and not self.lowest <= int(symbols.min()) <= int(symbols.max()) <= self.highest:
-            raise LasgError(
-                f"symbols from {self.lowest} to {self.highest} can be coded, got {symbols.min()} to {symbols.max()}"
-            )
-        _check_row(row, len(symbols))
-        writer = BitWriter()
-        _, after = _code(symbols.tolist(), row, writer, self.lowest, self.highest)
-        return writer.finish(), after
+        messages, after = self.encode_rows(symbols[None], _as_state(row))
+        return messages[0], _as_row(after)
 
     def decode(self, data: bytes, p: int, row: Row) -> tuple[npt.NDArray[np.int32], Row]:
         """Turn a message back into symbols `(p,)`; return them, and the worker's new row."""
-        _check_row(row, p)
-        reader = BitReader(data)
-        coded, after = _code([0] * p, row, reader, self.lowest, self.highest)
-        reader.finish()
-        if coded and not self.lowest <= min(coded) <= max(coded) <= self.highest:
-            raise LasgError(f"a message says symbols outside {self.lowest} to {self.highest}: refused")
-        return np.array(coded, np.int32), after
+        symbols, after = self.decode_rows([data], p, _as_state(row))
+        return symbols[0], _as_row(after)
 
     def encode_rows(self, symbols: IntArray, state: Row) -> tuple[list[bytes], Row]:
         """Turn symbols `(n, p)` of n workers into messages; return them, and the new state of these workers."""
-        coded = [self.encode(line, row) for line, row in zip(symbols, _rows(state), strict=True)]
-        return [message for message, _ in coded], _stack([row for _, row in coded], state)
+        narrow = symbols[:, : symbols.shape[1] - self.wide]
+        if narrow.size and not self.lowest <= int(narrow.min()) <= int(narrow.max()) <= self.highest:
+            raise LasgError(
+                f"symbols from {self.lowest} to {self.highest} can be coded, got {narrow.min()} to {narrow.max()}"
+            )
+        writers = [BitWriter() for _ in symbols]
+        _, after = self._code_rows(symbols.tolist(), writers, state)
+        return [writer.finish() for writer in writers], after
 
     def decode_rows(self, messages: Sequence[bytes], p: int, state: Row) -> tuple[npt.NDArray[np.int32], Row]:
         """Turn messages of n workers back into symbols `(n, p)`; return them, and the new state of these workers."""
-        coded = [self.decode(message, p, row) for message, row in zip(messages, _rows(state), strict=True)]
-        symbols = np.array([line for line, _ in coded], np.int32).reshape(len(coded), p)
-        return symbols, _stack([row for _, row in coded], state)
+        readers = [BitReader(message) for message in messages]
+        coded, after = self._code_rows([[0] * p for _ in messages], readers, state)
+        for reader in readers:
+            reader.finish()
+        narrow = coded[:, : p - self.wide]
+        if narrow.size and not self.lowest <= int(narrow.min()) <= int(narrow.max()) <= self.highest:
+            raise LasgError(f"a message says symbols outside {self.lowest} to {self.highest}: refused")
+        if coded.size and not INT32_LOWEST <= int(coded.min()) <= int(coded.max()) <= INT32_HIGHEST:
+            raise LasgError("a message says a number beyond int32: refused")
+        return coded.astype(np.int32), after
+
+    def _code_rows(self, symbols: list[list[int]], coders: Sequence[BitCoder], state: Row) -> tuple[Ints, Row]:
+        """Code the rows, writing or reading; return them, and the state afterwards."""
+        p = len(symbols[0]) if symbols else 0
+        _check_state(state, len(symbols), p)
+        # Arrays of the standard library: their items are plain integers, and NumPy reads them as they are.
+        chances = [array("H", row.tobytes()) for row in state["chances"]]
+        counts = [bytearray(row) for row in state["counts"]]
+        weights = state["weights"].tolist()
+        said = []
+        for i, foreseen in enumerate(_foresee(state)):
+            code = mixer(chances[i], counts[i], weights[i], coders[i], _ZERO[1])
+            said.append(self._code_row(symbols[i], foreseen, code, coders[i]))
+        coded = np.array(said, np.int64).reshape(len(said), p)
+        counted = coded.copy()
+        counted[:, p - self.wide :] >>= self.digits
+        after = {
+            "chances": np.frombuffer(b"".join(chances), np.uint16).reshape(-1, CONTEXTS).copy(),
+            "counts": np.frombuffer(b"".join(counts), np.uint8).reshape(-1, CONTEXTS).copy(),
+            "weights": np.clip(weights, -_HEAVIEST, _HEAVIEST).astype(np.int32).reshape(-1, 2 * PAIRS),
+            **_learn(state, counted),
+        }
+        return coded, after
+
+    def _code_row(self, symbols: list[int], foreseen: _Foreseen, code: Mixer, coder: BitCoder) -> list[int]:
+        narrow = len(symbols) - self.wide
+        bounds = _Bounds(self.lowest, self.highest, _FIRST_GUESS)
+        coded = _code_entries(symbols[:narrow], 0, foreseen, bounds, code, coder)
+        if not self.wide:
+            return coded
+        most = 1 << (32 - self.digits)
+        high = [number >> self.digits for number in symbols[narrow:]]
+        high = _code_entries(high, narrow, foreseen, _Bounds(-most, most, _FIRST_WIDE_GUESS), code, coder)
+        if self.digits:
+            mask = (1 << self.digits) - 1
+            low = [coder.code_even(number & mask, self.digits) for number in symbols[narrow:]]
+            high = [each << self.digits | digits for each, digits in zip(high, low, strict=True)]
+        return coded + high
 
 
-def _rows(state: Row) -> list[Row]:
-    return [{name: array[i] for name, array in state.items()} for i in range(len(state["counts"]))]
+def _as_state(row: Row) -> Row:
+    return {name: np.asarray(array)[None] for name, array in row.items()}
 
 
-def _stack(rows: list[Row], like: Row) -> Row:
-    return {name: np.stack([row[name] for row in rows]) if rows else array.copy() for name, array in like.items()}
+def _as_row(state: Row) -> Row:
+    return {name: array[0] for name, array in state.items()}
 
 
-def _check_row(row: Row, p: int) -> None:
-    for name, shape in {"counts": (CONTEXTS, 2), "history": (p,), "last_sign": (p,)}.items():
-        if row[name].shape != shape:
-            raise LasgError(f"{name} of a coder's state must have shape {shape} for {p} entries, got {row[name].shape}")
+def _check_state(state: Row, workers: int, p: int) -> None:
+    if set(state) != set(_SIZES):
+        raise LasgError(
+            f"a coder's state must have {', '.join(_SIZES)}, got {', '.join(state)}: it is of another version of lasg"
+        )
+    for name, size in _SIZES.items():
+        shape = (workers,) if size is None else (workers, size or p)
+        if state[name].shape != shape:
+            raise LasgError(
+                f"{name} of a coder's state must have shape {shape} for {p} entries, got {state[name].shape}"
+            )

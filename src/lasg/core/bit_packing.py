@@ -21,8 +21,10 @@ def check_integers(numbers: npt.NDArray[Any]) -> None:
 
 def class_of(numbers: Any, bits: int) -> Any:
     """Return the class of numbers >= 0: the number itself below 2^(bits+1), then 2^bits classes per octave."""
-    shift = np.maximum(np.frexp(np.asarray(numbers, np.float64))[1] - (bits + 1), 0).astype(np.int64)
-    return (shift << bits) + (np.asarray(numbers, np.int64) >> shift)
+    numbers = np.asarray(numbers, np.int64)
+    # The exponent of a float64, and `bits` bits below its leading one, are next to each other in it.
+    octaves = (numbers.astype(np.float64).view(np.int64) >> (52 - bits)) - ((1022 + bits) << bits)
+    return np.where(numbers >> bits, octaves, numbers)
 
 
 def width_of(classes: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
@@ -62,6 +64,40 @@ def gather_bits(bits: npt.NDArray[np.uint8], widths: npt.NDArray[np.int64]) -> n
         numbers[has] |= bits[start:stop].astype(np.int64) << plane
         start = stop
     return numbers
+
+
+def pack_widths(numbers: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> bytes:
+    """Return the numbers, each below 2^width, one after the other, the lowest bits first, padded to whole bytes."""
+    ends = np.cumsum(widths)
+    total = int(ends[-1]) if len(ends) else 0
+    words = np.zeros(total // 64 + 2, np.uint64)
+    if not total:
+        return b""
+    starts = ends - widths
+    at, shifts, values = starts >> 6, starts & 63, numbers.view(np.uint64)
+    # Those that begin in one word are next to each other; the last of them may go on in the next word.
+    lasts = np.append(np.flatnonzero(at[1:] != at[:-1]), len(at) - 1)
+    firsts = np.append(0, lasts[:-1] + 1)
+    words[at[firsts]] = np.bitwise_or.reduceat(values << shifts.view(np.uint64), firsts)
+    over = lasts[shifts[lasts] + widths[lasts] > 64]
+    words[at[over] + 1] |= values[over] >> (64 - shifts[over]).view(np.uint64)
+    return words.astype("<u8").tobytes()[: -(-total // 8)]
+
+
+def unpack_widths(data: memoryview, widths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], memoryview]:
+    """Return numbers, of up to 32 bits, from the front of the data, as `pack_widths` wrote them, and what follows."""
+    ends = np.cumsum(widths)
+    total = int(ends[-1]) if len(ends) else 0
+    packed, rest = take_bytes(data, -(-total // 8))
+    words = np.zeros(total // 64 + 2, "<u8")
+    words.view(np.uint8)[: len(packed)] = np.frombuffer(packed, np.uint8)
+    starts = ends - widths
+    at, shifts = starts >> 6, starts & 63
+    values = words[at] >> shifts.view(np.uint64)
+    over = np.flatnonzero(shifts + widths > 64)
+    values[over] |= words[at[over] + 1] << (64 - shifts[over]).view(np.uint64)
+    masks = (1 << np.arange(33)) - 1
+    return values.view(np.int64) & masks[widths], rest
 
 
 def encode_varint(number: int) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg.core.arrays import Array, bits_per_entry, cast, check_decoded, float64, host, namespace
-from lasg.core.message_bits import join_floats, split_floats
+from lasg.core.message_bits import DIGITS, floats_of, integers_of
 from lasg.errors import Diverged, LasgError
 
 # Gives uniform numbers in [0, 1), one per entry of the rows, drawn only if a codec asks for them.
@@ -130,9 +130,7 @@ class Integers(NamedTuple):
     """What an `IntegerCodec` says of n vectors."""
 
     scales: npt.NDArray[np.int32]
-    """Integers `(n, q)` that change little from message to message: exponents of scales."""
-    raw: npt.NDArray[np.uint8]
-    """Bytes `(n, r)` that nobody can foresee: the digits of scales."""
+    """Integers `(n, q)` that change little from message to message: exponents, or float32 numbers as integers."""
     symbols: npt.NDArray[np.int32]
     """An integer per entry, `(n, p)`."""
 
@@ -149,8 +147,13 @@ class IntegerCodec(Codec):
         """Return the rows `(n, p)` that it means."""
 
     @abstractmethod
-    def head(self, p: int) -> tuple[int, int]:
-        """Return q and r: how many integers and bytes its scales take."""
+    def scales(self, p: int) -> int:
+        """Return q: how many scales a vector of p entries has."""
+
+    @property
+    def digits(self) -> int:
+        """How many of the lowest bits of a scale nobody can foresee."""
+        return DIGITS
 
     @property
     @abstractmethod
@@ -280,16 +283,16 @@ class QSGD(IntegerCodec):
         """Return the norms, and the signed levels."""
         norms, levels = map(host, self._quantise(rows, noise))
         symbols = levels.reshape(len(rows), -1)[:, : rows.shape[-1]].astype(np.int32)
-        return Integers(*split_floats(norms), symbols)
+        return Integers(integers_of(norms), symbols)
 
     def restore(self, said: Integers, like: Array) -> Array:
         """Return norm times level / s."""
-        norms = join_floats(said.scales, said.raw)
+        norms = floats_of(said.scales)
         return cast(self._join(norms, self._split(said.symbols.astype(np.float64)), len(like)), like)
 
-    def head(self, p: int) -> tuple[int, int]:
-        """A float32 norm per bucket."""
-        return self._buckets(p), 3 * self._buckets(p)
+    def scales(self, p: int) -> int:
+        """A norm per bucket."""
+        return self._buckets(p)
 
     @property
     def limit(self) -> int:

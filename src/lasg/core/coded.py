@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from lasg.core import entropy
-from lasg.core.arrays import Array, cast
+from lasg.core.adaptive_coding import INT32_HIGHEST
+from lasg.core.arrays import Array, IntArray, cast
 from lasg.core.codecs import Codec, IntegerCodec, Integers, Noise, Shapes, State, StatefulCodec, bytes_of
 from lasg.errors import LasgError
 
 SHORT = 4096
 """Vectors of fewer entries have an adaptive model: a table in front would cost more than it says."""
 
-LARGEST_SCALE = 1 << 11
-"""No codec's exponents are beyond it."""
+FRACTION = 4
+"""Bits of the fraction of the scale that is expected."""
+EARLY = 8
+"""In the first messages a scale is expected to be the last one, then the mean of the last ones."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,14 @@ class Coded(StatefulCodec):
         p = like.shape[-1]
         if p >= SHORT:
             return {}
-        scales = self.codec.head(p)[0]
-        return {**self._adaptive.init(workers, p + scales), "scales": np.zeros((workers, scales), np.int32)}
+        scales = self.codec.scales(p)
+        return {**self._adaptive(p).init(workers, p + scales), "scales": np.zeros((workers, scales), np.int64)}
 
     init_decoder = init
 
-    @property
-    def _adaptive(self) -> entropy.AdaptiveCoder:
-        most = max(self.codec.limit, LARGEST_SCALE)
-        return entropy.AdaptiveCoder(lowest=-most, highest=most)
+    def _adaptive(self, p: int) -> entropy.AdaptiveCoder:
+        limit = self.codec.limit
+        return entropy.AdaptiveCoder(lowest=-limit, highest=limit, wide=self.codec.scales(p), digits=self.codec.digits)
 
     def update(self, rows: Array, noise: Noise, state: State) -> tuple[list[bytes], State]:
         """Turn rows into messages."""
@@ -59,15 +61,20 @@ class Coded(StatefulCodec):
         if state:
             return self._encode_short(said, state)
         bodies = [entropy.encode_symbols(row) for row in said.symbols]
-        heads = [scales.astype("<i2").tobytes() + raw.tobytes() for scales, raw in zip(*said[:2], strict=True)]
-        return [head + body for head, body in zip(heads, bodies, strict=True)], {}
+        return [scales.astype("<i4").tobytes() + body for scales, body in zip(said.scales, bodies, strict=True)], {}
 
     def _encode_short(self, said: Integers, state: State) -> tuple[list[bytes], State]:
-        """Turn short vectors into messages: what nobody can foresee, then the scales' changes and the entries."""
-        entries = np.concatenate([said.scales - state["scales"], said.symbols], -1)
-        bodies, after = self._adaptive.encode_rows(entries, _models(state))
-        messages = [raw.tobytes() + body for raw, body in zip(said.raw, bodies, strict=True)]
-        return messages, {**after, "scales": said.scales}
+        """Turn short vectors into messages: the entries, then what the scales are beside those expected."""
+        p = said.symbols.shape[-1]
+        entries = np.concatenate([said.symbols, said.scales - self._expected(state)], -1)
+        messages, after = self._adaptive(p).encode_rows(entries, _models(state))
+        return messages, {**after, "scales": _expect(said.scales, state)}
+
+    def _expected(self, state: State) -> IntArray:
+        """Return the scales that are expected, down to the bits that cannot be."""
+        digits = self.codec.digits
+        expected: IntArray = state["scales"] >> (FRACTION + digits) << digits
+        return expected
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows, as if they were the first."""
@@ -76,22 +83,17 @@ class Coded(StatefulCodec):
     def update_decoder(self, messages: Sequence[bytes], like: Array, state: State) -> tuple[Array, State]:
         """Turn messages into rows; return the models after them."""
         p, limit = len(like), self.codec.limit
-        q, r = self.codec.head(p)
-        length = r if state else 2 * q + r
-        for message in messages:
-            if len(message) < length:
-                raise LasgError(f"a message of at least {length} bytes was expected, {len(message)} came: refused")
-        heads = bytes_of([message[:length] for message in messages], length)
-        bodies = [message[length:] for message in messages]
+        q = self.codec.scales(p)
         if not state:
-            symbols = np.stack([entropy.decode_symbols(body, p, -limit, limit) for body in bodies])
-            scales = np.ascontiguousarray(heads[:, : 2 * q]).view("<i2").astype(np.int32)
-            return self.codec.restore(Integers(scales, heads[:, 2 * q :], symbols.astype(np.int32)), like), {}
-        entries, after = self._adaptive.decode_rows(bodies, p + q, _models(state))
-        scales, symbols = (state["scales"] + entries[:, :q]).astype(np.int32), entries[:, q:]
-        if np.abs(scales).max(initial=0) > LARGEST_SCALE or np.abs(symbols).max(initial=0) > limit:
-            raise LasgError("a message has an integer that its codec never says: it is damaged")
-        return self.codec.restore(Integers(scales, heads, symbols), like), {**after, "scales": scales}
+            head = bytes_of([message[: 4 * q] for message in messages], 4 * q)
+            symbols = np.stack([entropy.decode_symbols(message[4 * q :], p, -limit, limit) for message in messages])
+            return self.codec.restore(Integers(head.view("<i4").astype(np.int32), symbols), like), {}
+        entries, after = self._adaptive(p).decode_rows(messages, p + q, _models(state))
+        scales = entries[:, p:] + self._expected(state)
+        if np.abs(scales).max(initial=0) > INT32_HIGHEST:
+            raise LasgError("a message has a scale that its codec never says: it is damaged")
+        said = Integers(scales.astype(np.int32), entries[:, :p])
+        return self.codec.restore(said, like), {**after, "scales": _expect(said.scales, state)}
 
     def transmit_with(
         self, rows: Array, noise: Noise, encoder: State, decoder: State
@@ -106,6 +108,14 @@ class Coded(StatefulCodec):
     def name(self) -> str:
         """The inner codec's, and that it is coded."""
         return f"{self.codec.name}+ec"
+
+
+def _expect(scales: IntArray, state: State) -> IntArray:
+    """Return the scales that are expected after these."""
+    came = scales.astype(np.int64) << FRACTION
+    early = state["messages"][:, None] < EARLY
+    expected: IntArray = np.where(early, came, (state["scales"] + came) >> 1)
+    return expected
 
 
 def _models(state: State) -> State:

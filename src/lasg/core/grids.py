@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lasg.core.arrays import Array, cast, check_decoded, check_entries, float64, host
 from lasg.core.codecs import IntegerCodec, Integers, Noise, bytes_of
-from lasg.core.message_bits import join_floats, pack_bits, split_floats, unpack_bits
+from lasg.core.message_bits import floats_of, integers_of, pack_bits, unpack_bits
 from lasg.errors import Diverged, LasgError
 
 QUARTERS = 4
@@ -44,7 +44,7 @@ class Grid(IntegerCodec):
         check_entries(values, "it cannot be said on a grid")
         steps = np.array([[self._exponent(row)] for row in values], np.int32)
         symbols = np.floor(np.abs(values) / 2.0 ** (steps / QUARTERS) + 0.4) * np.sign(values)
-        return Integers(steps, np.zeros((len(values), 0), np.uint8), symbols.astype(np.int32))
+        return Integers(steps, symbols.astype(np.int32))
 
     def _exponent(self, row: npt.NDArray[np.float64]) -> int:
         """Return the largest j whose grid loses at most beta ||d||^2."""
@@ -76,9 +76,14 @@ class Grid(IntegerCodec):
         check_decoded(rows)
         return cast(rows, like)
 
-    def head(self, p: int) -> tuple[int, int]:  # noqa: ARG002
+    def scales(self, p: int) -> int:  # noqa: ARG002
         """One exponent."""
-        return 1, 0
+        return 1
+
+    @property
+    def digits(self) -> int:
+        """An exponent is foreseen as a whole."""
+        return 0
 
     @property
     def limit(self) -> int:
@@ -106,7 +111,7 @@ class Grid(IntegerCodec):
             steps[i] = np.frombuffer(message, "<i2", 1)
             folded[i] = unpack_bits(message[3:], bits, p)
         symbols = np.where(folded & 1, -(folded + 1) // 2, folded // 2).astype(np.int32)
-        return self.restore(Integers(steps, np.zeros((len(messages), 0), np.uint8), symbols), like)
+        return self.restore(Integers(steps, symbols), like)
 
 
 @dataclass(frozen=True)
@@ -132,18 +137,18 @@ class Uniform(IntegerCodec):
             raise Diverged("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
         wide = radius.astype(np.float64)
         symbols = np.floor((values + wide) / (2 * wide) * self.limit + 0.5)
-        return Integers(*split_floats(radius), symbols.astype(np.int32))
+        return Integers(integers_of(radius), symbols.astype(np.int32))
 
     def restore(self, said: Integers, like: Array) -> Array:
         """Return 2 tau R q - R."""
         if ((said.symbols < 0) | (said.symbols > self.limit)).any():
             raise LasgError("a message has an integer that its grid does not have: it is damaged")
-        radius = join_floats(said.scales, said.raw)
+        radius = floats_of(said.scales)
         return cast((2 / self.limit * said.symbols - 1) * radius, like)
 
-    def head(self, p: int) -> tuple[int, int]:  # noqa: ARG002
-        """R is a float32."""
-        return 1, 3
+    def scales(self, p: int) -> int:  # noqa: ARG002
+        """R."""
+        return 1
 
     @property
     def limit(self) -> int:
@@ -157,7 +162,7 @@ class Uniform(IntegerCodec):
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages."""
         said = self.quantise(rows, noise)
-        radius = join_floats(said.scales, said.raw).astype("<f4")
+        radius = floats_of(said.scales).astype("<f4")
         return [r.tobytes() + pack_bits(row, self.bits) for r, row in zip(radius, said.symbols, strict=True)]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
@@ -165,7 +170,7 @@ class Uniform(IntegerCodec):
         data = bytes_of(messages, self.length(len(like)))
         symbols = np.stack([unpack_bits(row[4:].tobytes(), self.bits, len(like)) for row in data]).astype(np.int32)
         radius = np.ascontiguousarray(data[:, :4]).view("<f4")
-        return self.restore(Integers(*split_floats(radius), symbols), like)
+        return self.restore(Integers(integers_of(radius), symbols), like)
 
 
 @dataclass(frozen=True)
@@ -193,18 +198,17 @@ class Sign(IntegerCodec):
             sizes = (np.add.reduceat(np.abs(values), starts, -1) / counts).astype(np.float32)
         if not np.isfinite(sizes).all():
             raise Diverged("a gradient is not finite, so it has no signs: the run diverged, take a smaller eta")
-        return Integers(*split_floats(sizes), np.where(values < 0, -1, 1).astype(np.int32))
+        return Integers(integers_of(sizes), np.where(values < 0, -1, 1).astype(np.int32))
 
     def restore(self, said: Integers, like: Array) -> Array:
         """Return sign times size."""
-        sizes = join_floats(said.scales, said.raw)
+        sizes = floats_of(said.scales)
         counts = np.diff([*self._starts(len(like)), len(like)])
         return cast(said.symbols * np.repeat(sizes, counts, -1), like)
 
-    def head(self, p: int) -> tuple[int, int]:
-        """A float32 per bucket."""
-        buckets = -(-p // self.bucket)
-        return buckets, 3 * buckets
+    def scales(self, p: int) -> int:
+        """A size per bucket."""
+        return -(-p // self.bucket)
 
     @property
     def limit(self) -> int:
@@ -218,7 +222,7 @@ class Sign(IntegerCodec):
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages."""
         said = self.quantise(rows, noise)
-        sizes = join_floats(said.scales, said.raw).astype("<f4")
+        sizes = floats_of(said.scales).astype("<f4")
         return [size.tobytes() + np.packbits(row > 0).tobytes() for size, row in zip(sizes, said.symbols, strict=True)]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
@@ -228,4 +232,4 @@ class Sign(IntegerCodec):
         head = 4 * -(-p // self.bucket)
         positive = np.unpackbits(data[:, head:], axis=-1, count=p).astype(np.int32)
         sizes = np.ascontiguousarray(data[:, :head]).view("<f4")
-        return self.restore(Integers(*split_floats(sizes), 2 * positive - 1), like)
+        return self.restore(Integers(integers_of(sizes), 2 * positive - 1), like)

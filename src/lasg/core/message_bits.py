@@ -1,4 +1,4 @@
-"""How numbers lie in the bytes of a message: packed bits, and the parts of floats; what is damaged is refused."""
+"""How numbers lie in the bytes of a message: packed bits, and floats as integers; what is damaged is refused."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def unpack_bits(data: bytes, bits: int, count: int) -> npt.NDArray[np.int64]:
     return np.packbits(spread, axis=-1).view(">u4")[:, 0].astype(np.int64)
 
 
-def split_floats(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return float32 numbers >= 0 as their exponents, `(n, q)`, and the bytes of their 23 digits, `(n, 3 q)`."""
-    bits = np.ascontiguousarray(values, "<f4").view("<u4")
-    digits = (bits & np.uint32(0x7FFFFF)).astype("<u4").view(np.uint8).reshape(*bits.shape, 4)[..., :3]
-    return (bits >> np.uint32(23)).astype(np.int32), digits.reshape(len(bits), -1)
+ONE = 127 << 23
+"""The bits of 1.0 in float32."""
+DIGITS = 20
+"""So many of the lowest bits of a float32 cannot be foreseen from the one before: above them are eighths of octaves."""
 
 
-def join_floats(exponents: npt.NDArray[np.int32], digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Undo `split_floats`; refuse what is no number."""
-    wide = np.zeros((*exponents.shape, 4), np.uint8)
-    wide[..., :3] = digits.reshape(*exponents.shape, 3)
-    bits = wide.view("<u4")[..., 0]
-    if ((exponents < 0) | (exponents >= 255)).any() or (bits >> np.uint32(23)).any():
+def integers_of(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Return float32 numbers >= 0 as integers in the same order, which grow with their logarithms: 1.0 is 0."""
+    return np.ascontiguousarray(values, np.float32).view(np.int32) - np.int32(ONE)
+
+
+def floats_of(integers: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """Undo `integers_of`; refuse what is no number."""
+    if ((integers < -ONE) | (integers >= (255 << 23) - ONE)).any():
         raise LasgError("a message has a scale that is no number: it is damaged")
-    values: npt.NDArray[np.float64] = (bits | (exponents.astype(np.uint32) << np.uint32(23))).view("<f4").astype(float)
+    values: npt.NDArray[np.float64] = (integers + np.int32(ONE)).view(np.float32).astype(float)
     return values

@@ -20,6 +20,7 @@ from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, cast, checksum, float64, host, norms
 from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
+from lasg.core.entropy import FORMAT
 from lasg.core.messages import Request
 from lasg.core.optimizers import Schedule
 from lasg.core.work import Oracle
@@ -57,6 +58,7 @@ def agreed_settings(stages: Stages, D: float, seed: int, like: Array, buffers: B
         "seed": seed,
         "parameters": int(like.shape[-1]),
         "dtype": str(host(like).dtype),
+        "format of coded messages": FORMAT,
         **({} if buffers is None else {"buffers": buffers.layout}),
     }
 
