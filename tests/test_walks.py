@@ -145,11 +145,11 @@ def federated(codec: str) -> Walk:
 RANKS = {"One silent step on a rank": True, "One step on a rank that uploads": False}
 WALKS = {"One simulated round": simulated, **dict.fromkeys(RANKS, on_a_rank), "One federated round": federated}
 FILES = {
-    ("One simulated round", "dense"): 8,
+    ("One simulated round", "dense"): 7,
     ("One simulated round", "qsgd8:512"): 9,
     ("One silent step on a rank", "dense"): 7,
     ("One silent step on a rank", "qsgd8:512"): 7,
-    ("One step on a rank that uploads", "dense"): 10,
+    ("One step on a rank that uploads", "dense"): 8,
     ("One step on a rank that uploads", "qsgd8:512"): 11,
     ("One federated round", "dense"): 12,
     ("One federated round", "qsgd8:512"): 13,

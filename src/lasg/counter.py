@@ -69,9 +69,9 @@ def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:
         return unit(mix(key[..., None] + words(np.arange(1, n + 1))))
     drawn = np.empty((*key.shape, n))
     step = max(1, PIECE // key.size)
+    starts = key[..., None] + words(np.arange(1, step + 1))
     for start in range(0, n, step):
-        positions = words(np.arange(start + 1, min(n, start + step) + 1))
-        drawn[..., start : start + step] = unit(mix(key[..., None] + positions))
+        drawn[..., start : start + step] = unit(mix(starts[..., : n - start] + words(start)))
     return drawn
 
 

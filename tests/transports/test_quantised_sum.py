@@ -20,7 +20,7 @@ from lasg.core.messages import News, Uploads
 from lasg.core.rules import RULES
 from lasg.transports.links import Links
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import Setup, choose_form
+from lasg.transports.routes import PIECES, Setup, choose_form
 from tests.transports.ranks import on_ranks
 
 P = 1_000
@@ -39,7 +39,7 @@ def sums(rounds: int) -> tuple[list[Tensor], int]:
     found = []
     for k in range(rounds):
         outgoing = added.outgoing(k, own)
-        started = added.send(outgoing, "scatter")
+        started = links.start(outgoing, "uploads", PIECES)
         found.append(added.finish(outgoing, everybody, "scatter"))
         links.wait(started, "uploads")
     return found, int(links.sent.sum())

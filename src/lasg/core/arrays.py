@@ -29,6 +29,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # Up to so many entries the vectors of many workers are treated at once; more in pieces, without temporaries for all.
 AT_ONCE = 1 << 18
+# Of longer vectors so many entries at a time: temporaries as long as the model would cost more than its gradient.
+BLOCK = 1 << 16
 
 
 def pieces(rows: int, p: int) -> list[slice]:
@@ -46,7 +48,15 @@ def sq(x: Array) -> Array:
     """Squared Euclidean norm over the last dimension."""
     if isinstance(x, np.ndarray):
         return np.vecdot(x, x)
-    return namespace(x).linalg.vecdot(x, x)  # unlike (x * x).sum(-1), without a temporary as large as x
+    return namespace(x).linalg.vecdot(x, x)  # unlike (x * x).sum(), of one vector without a temporary as large as x
+
+
+def sq_distance(x: Array, y: Array) -> Array:
+    """||x - y||^2 over the last dimension: `sq(x - y)` to the bit, without its temporary beside the difference."""
+    difference = x - y
+    if isinstance(difference, np.ndarray) or difference.ndim == 1:
+        return sq(difference)
+    return difference.mul_(difference).sum(-1)
 
 
 def norms(x: Array) -> FloatArray:
@@ -106,6 +116,13 @@ def float64(x: Array) -> Array:
     if isinstance(x, np.ndarray):
         return x.astype(np.float64)
     return (x.cpu() if x.device.type in SINGLE_ONLY else x).double()
+
+
+def add_to(total: Array, part: Array) -> None:
+    """Add a vector to one in double precision, block by block: torch would make a widened copy of all of it."""
+    for start in range(0, len(total), BLOCK):
+        block = total[start : start + BLOCK]  # by a name: `total[...] += part` would copy it to itself
+        block += part[start : start + BLOCK]
 
 
 def change(new: Array, old: Array) -> Array:

@@ -20,7 +20,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, IntArray, cast, change, copies, copy, float64, pieces, zeros
+from lasg.core.arrays import (
+    BLOCK,
+    Array,
+    FloatArray,
+    IntArray,
+    cast,
+    change,
+    copies,
+    copy,
+    float64,
+    pieces,
+    zeros,
+)
 from lasg.core.codecs import Codec, Noise, State, StatefulCodec
 from lasg.core.messages import News
 from lasg.core.robust import MedianClip
@@ -31,8 +43,6 @@ BELIEFS: tuple[Belief, ...] = ("replace", "difference", "residual")
 
 NEVER = -1
 """The last upload of a worker of whom nothing is believed: it has to say everything."""
-# Of longer vectors so many entries at a time: temporaries as long as the model would cost more than its gradient.
-BLOCK = 1 << 16
 
 
 def is_chained(belief: Belief, codec: Codec) -> bool:
@@ -83,6 +93,8 @@ class Speaker:
         self.decodes = decodes or belief != "replace"
         self.workers, self.like = workers, theta
         self.chained = is_chained(belief, codec)
+        # What is decoded as it was: its length is known.
+        self._exact_bits = 8 * (codec.length(theta.shape[-1], int(theta.itemsize)) or 0) if codec.exact else 0
         self.pending: Pending | None = None
         self.reset()
 
@@ -120,7 +132,7 @@ class Speaker:
             decoded, bits, *after = self.codec.transmit_with(rows, noise, *states)
             self._commit(who, decoded, *after)
             return decoded, bits
-        decoded, bits = self.codec.transmit(rows, noise)
+        decoded, bits = (rows, self._exact_bits * len(rows)) if self._exact_bits else self.codec.transmit(rows, noise)
         self._commit(who, decoded)
         return decoded, bits
 
@@ -264,14 +276,21 @@ class Listener:
             blank, self._blank = self._blank, False
             for start in range(0, len(row), BLOCK):
                 block = slice(start, start + BLOCK)
+                new, total = row[block], changed[block]
                 if self.belief == "replace":
-                    innovation = change(row[block], self.rows[m, block])
-                    self.rows[m, block] = row[block]
-                else:
-                    innovation = float64(row[block])
-                    if self.rows is not None:
-                        self.rows[m, block] += innovation
-                changed[block] = innovation if blank else changed[block] + innovation
+                    old = self.rows[m, block]
+                    if blank:  # in place: the same as below
+                        total[:] = new
+                        total -= old
+                    else:
+                        total += change(new, old)
+                    old[:] = new
+                    continue
+                wide = float64(new)
+                if self.rows is not None:
+                    old = self.rows[m, block]
+                    old += wide
+                total[:] = wide if blank else total + wide
 
     def read(self, message: bytes, m: int, *, in_full: bool = False) -> Array:
         """Return what a worker's message would decode to, without taking it; `in_full`: as its first."""

@@ -6,6 +6,8 @@ exactly the rows that the server uses. The bits of an upload are 8 x the length 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import Array, bits_per_entry, cast, check_decoded, float64, host, namespace
+from lasg.core.arrays import BLOCK, Array, cast, check_decoded, float64, host, namespace, zeros
 from lasg.core.message_bits import DIGITS, floats_of, integers_of
 from lasg.errors import Diverged, LasgError
 
@@ -52,6 +54,8 @@ class Codec(ABC):
 
     unbiased: ClassVar[bool] = False
     """Whether what is decoded is on average what was encoded: then sums of messages may be encoded again."""
+    exact: ClassVar[bool] = False
+    """Whether what is decoded is what was encoded, to the bit: then nobody encodes it where nothing travels."""
 
     @abstractmethod
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
@@ -170,8 +174,7 @@ class OwnCodec(Codec):
 
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages."""
-        messages: list[bytes] = self.codec.encode(rows, noise)
-        return messages
+        return self.codec.encode(rows, noise)  # type: ignore[no-any-return]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
@@ -209,9 +212,12 @@ def as_codec(codec: CodecLike) -> Codec:
 class Dense(Codec):
     """The entries as they are, little-endian, in the run's dtype: 32 p bits in float32."""
 
+    exact: ClassVar[bool] = True
+
     def encode(self, rows: Array, noise: Noise | None = None) -> list[bytes]:  # noqa: ARG002
         """Turn rows into messages."""
-        return [_little_endian(row).tobytes() for row in host(rows)]
+        little_endian = host(rows[:0]).dtype.newbyteorder("<")
+        return [row.tobytes() for row in host(rows).astype(little_endian, copy=False)]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
@@ -221,10 +227,6 @@ class Dense(Codec):
     def length(self, p: int, itemsize: int = 4) -> int:
         """Bytes of a message."""
         return p * itemsize
-
-    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:  # noqa: ARG002
-        """Return the rows themselves, and their bits."""
-        return rows, len(rows) * rows.shape[-1] * bits_per_entry(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,42 +255,37 @@ class QSGD(IntegerCodec):
 
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages: the norms, then sign and level of every entry, packed, padded to bytes."""
-        p = rows.shape[-1]
         norms, levels = map(host, self._quantise(rows, noise))
-        magnitude = np.abs(levels).reshape(len(rows), -1)[:, :p].astype(np.uint16)
-        negative = (levels < 0).reshape(len(rows), -1)[:, :p]
-        codes = magnitude | (negative.astype(np.uint16) << np.uint16(self.bits - 1))
+        codes = np.abs(levels).astype(np.uint16)
+        codes |= (levels < 0).astype(np.uint16) << np.uint16(self.bits - 1)
         packed = _pack(codes, self.bits)
         heads = norms.astype("<f4").view(np.uint8).reshape(len(rows), -1)
         return [head.tobytes() + body.tobytes() for head, body in zip(heads, packed, strict=True)]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
-        p = len(like)
-        buckets = self._buckets(p)
+        p, buckets = len(like), self._buckets(len(like))
         data = bytes_of(messages, self.length(p))
         norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
         check_decoded(norms)
         codes = _unpack(data[:, 4 * buckets :], self.bits, p)
-        levels = self._split(self._meaning().take(codes))
-        return cast(self._join(norms.astype(np.float64), levels, p), like)
+        magnitude = np.arange(self.levels + 1, dtype=np.float64)
+        meaning = np.concatenate([magnitude, -magnitude])  # of every code: its highest bit is the sign
+        return cast(self._join(norms.astype(np.float64), codes, host(like[:0]), meaning), like)
 
     def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
         """Return what `decode(encode(rows))` would, and its bits, without packing."""
-        p = rows.shape[-1]
         norms, levels = self._quantise(rows, noise)
-        return cast(self._join(float64(norms), levels, p), rows), 8 * self.length(p) * len(rows)
+        return cast(self._join(float64(norms), levels, rows), rows), 8 * self.length(rows.shape[-1]) * len(rows)
 
     def quantise(self, rows: Array, noise: Noise) -> Integers:
         """Return the norms, and the signed levels."""
         norms, levels = map(host, self._quantise(rows, noise))
-        symbols = levels.reshape(len(rows), -1)[:, : rows.shape[-1]].astype(np.int32)
-        return Integers(integers_of(norms), symbols)
+        return Integers(integers_of(norms), levels.astype(np.int32))
 
     def restore(self, said: Integers, like: Array) -> Array:
         """Return norm times level / s."""
-        norms = floats_of(said.scales)
-        return cast(self._join(norms, self._split(said.symbols.astype(np.float64)), len(like)), like)
+        return cast(self._join(floats_of(said.scales), said.symbols, host(like[:0])), like)
 
     def scales(self, p: int) -> int:
         """A norm per bucket."""
@@ -299,11 +296,6 @@ class QSGD(IntegerCodec):
         """The highest level."""
         return self.levels
 
-    def _meaning(self) -> npt.NDArray[np.float64]:
-        """Return the signed level of every code: the sign is its highest bit."""
-        magnitude = np.arange(self.levels + 1, dtype=np.float64)
-        return np.concatenate([magnitude, -magnitude])
-
     def _buckets(self, p: int) -> int:
         return 1 if self.bucket is None else -(-p // self.bucket)
 
@@ -311,43 +303,72 @@ class QSGD(IntegerCodec):
         """Bytes of a message: a float32 norm per bucket, then the packed entries."""
         return 4 * self._buckets(p) + -(-self.bits * p // 8)
 
-    def _split(self, rows: Array) -> Array:
-        """Reshape `(n, p)` to `(n, buckets, entries)`, the last bucket padded with zeros."""
-        n, p = rows.shape
-        if self.bucket is None:
-            return rows.reshape(n, 1, p)
-        xp = namespace(rows)
-        missing = -p % self.bucket
-        if missing:
-            pad = xp.zeros((n, missing), dtype=rows.dtype, **({} if xp is np else {"device": rows.device}))
-            rows = xp.concatenate([rows, pad], -1) if xp is np else xp.cat([rows, pad], -1)
-        return rows.reshape(n, -1, self.bucket)
-
     def _quantise(self, rows: Array, noise: Noise) -> tuple[Array, Array]:
-        """Return the norms `(n, buckets)` in float32 and signed levels `(n, buckets, entries)` in float64."""
-        xp = namespace(rows)
-        values = self._split(float64(rows))
+        """Return the norms `(n, buckets)` in float32 and the signed levels `(n, p)`."""
+        (n, p), parts = rows.shape, runs_of_buckets(rows.shape[-1], self.bucket)
+        if len(parts) == 1:
+            values = float64(rows).reshape(n, self._buckets(p), -1)
+            norms = self._norms(values)
+            return norms, self._levels(values, float64(norms), cast(noise(), values)).reshape(n, p)
+        xp, like = namespace(rows), float64(rows[:0])
+        draws, norms = cast(noise(), like), zeros((n, self._buckets(p)), like)
+        levels = xp.empty((n, p), dtype=xp.int16, **({} if xp is np else {"device": like.device}))
+        for entries, buckets in parts:
+            values = float64(rows[:, entries]).reshape(n, buckets.stop - buckets.start, -1)
+            norms[:, buckets] = self._norms(values)
+            levels[:, entries] = self._levels(values, norms[:, buckets], draws[:, entries]).reshape(n, -1)
+        return (norms.astype(np.float32) if xp is np else norms.float()), levels
+
+    def _norms(self, values: Array) -> Array:
+        """Return the norms of buckets `(n, buckets, entries)`, in float32; a short bucket counts as filled with 0."""
+        xp = namespace(values)
         with np.errstate(over="ignore"):  # the check below says it better
-            norms = xp.sqrt((values * values).sum(-1))
+            squares = values * values
+            if self.bucket is not None and values.shape[-1] < self.bucket:
+                filled = zeros((*values.shape[:-1], self.bucket), values)
+                filled[..., : values.shape[-1]] = squares
+                squares = filled
+            norms = xp.sqrt(squares.sum(-1))
             norms = norms.astype(np.float32) if xp is np else norms.float()
         if not bool(xp.isfinite(norms).all()):
             raise Diverged("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
-        safe = float64(norms)
-        safe = xp.where(safe > 0, safe, xp.ones_like(safe))
-        draws = self._split(cast(noise(), safe))
-        levels = xp.floor(xp.abs(values) * (self.levels / safe)[..., None] + draws)
+        return norms
+
+    def _levels(self, values: Array, norms: Array, draws: Array) -> Array:
+        """Return the signed levels of buckets `(n, buckets, entries)`, given their norms."""
+        xp = namespace(values)
+        safe = xp.where(norms > 0, norms, xp.ones_like(norms))
+        levels = xp.abs(values)
+        levels *= (self.levels / safe)[..., None]
+        levels += draws.reshape(levels.shape)
+        xp.floor(levels, out=levels)
         # The norm is rounded to float32, so an entry can exceed it by a hair.
         levels = levels.clip(0, self.levels)
-        return norms, levels * xp.sign(values) + 0.0  # no -0.0: a message has none
+        levels *= xp.sign(values)
+        levels += 0.0  # no -0.0: a message has none
+        return levels
 
-    def _join(self, norms: Array, levels: Array, p: int) -> Array:
-        rows = levels * (norms / self.levels)[..., None]
-        return rows.reshape(len(rows), -1)[:, :p]
+    def _join(self, norms: Array, levels: Array, like: Array, meaning: Array = None) -> Array:
+        """Return norm times level / s for levels `(n, p)`, or codes of that meaning, in the dtype of `like` if long."""
+        scales, (n, p) = (norms / self.levels)[..., None], levels.shape
+        parts = runs_of_buckets(p, self.bucket)
+        rows = zeros((n, p), like) if len(parts) > 1 else None
+        for entries, buckets in parts:
+            part = levels[:, entries] if meaning is None else meaning.take(levels[:, entries])
+            joined = (part.reshape(n, buckets.stop - buckets.start, -1) * scales[:, buckets]).reshape(n, -1)
+            if rows is None:
+                return joined
+            rows[:, entries] = joined
+        return rows
 
 
-def _little_endian(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return numbers with their lowest byte first."""
-    return x.astype(x.dtype.newbyteorder("<"), copy=False)
+@functools.cache
+def runs_of_buckets(p: int, bucket: int | None) -> tuple[tuple[slice, slice], ...]:
+    """Cut p entries into runs of whole buckets that stay in the cache, and what is left: the entries, the buckets."""
+    size = bucket or p
+    whole, step = p // size, max(1, BLOCK // size)
+    ends = [*range(0, whole, step), whole, *([whole + 1] if whole * size < p else [])]
+    return tuple((slice(a * size, min(b * size, p)), slice(a, b)) for a, b in itertools.pairwise(ends))
 
 
 def bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from lasg.core.arrays import Array, IntArray, Mask, finite_rows, host, sq, stacked, zeros
+from lasg.core.arrays import Array, IntArray, Mask, finite_rows, host, sq, sq_distance, stacked, zeros
 from lasg.core.codecs import State
 from lasg.errors import LasgError
 
@@ -163,17 +163,17 @@ def points_of(probe: Probe | None, k: Any, D: float) -> Any:
 
 def lag(now: Record, last: Record) -> Array:
     """Left side of eqn:LAGrule: ||grad(theta^k; xi^k) - grad(theta^{k-tau}; xi^{k-tau})||^2."""
-    return sq(now.grad - last.grad)
+    return sq_distance(now.grad, last.grad)
 
 
 def wk1(now: Record, last: Record) -> Array:
     """Left side of eqn:workerrule1: ||delta~^k - delta~^{k-tau}||^2, delta~ = grad(theta) - grad(snapshot)."""
-    return sq((now.grad - now.probe) - (last.grad - last.probe))
+    return sq_distance(now.grad - now.probe, last.grad - last.probe)
 
 
 def wk2(now: Record, last: Record) -> Array:  # noqa: ARG001
     """Left side of eqn:workerrule2: ||grad(theta^k; xi^k) - grad(theta^{k-tau}; xi^k)||^2."""
-    return sq(now.grad - now.probe)
+    return sq_distance(now.grad, now.probe)
 
 
 def ps(now: Record, last: Record) -> Array:  # noqa: ARG001
@@ -184,7 +184,7 @@ def ps(now: Record, last: Record) -> Array:  # noqa: ARG001
 def smoothness_estimate(now: Record, last: Record) -> Array:  # noqa: ARG001
     """The ratio in eqn:Lmestimate; 0 where theta did not move (0/0 at k = 0), which changes no maximum."""
     with np.errstate(invalid="ignore", over="ignore"):  # a gradient that is not finite is the workers' business
-        changed = host(sq(now.grad - now.probe))
+        changed = host(sq_distance(now.grad, now.probe))
         return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, Mask, copies, float64, namespace, sq, zeros
+from lasg.core.arrays import Array, FloatArray, Mask, add_to, copies, float64, namespace, sq, zeros
 from lasg.core.guard import WINDOW, Guard
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.rules import Iterates, Record, points_of
@@ -245,7 +245,7 @@ class Server:
             if news.whole:
                 self.aggregate = news.vector
             else:
-                self.aggregate += news.vector
+                add_to(self.aggregate, news.vector)
             self.tau[uploaded] = 1
             if self.iterates is not None:
                 self.iterates.keep(before, uploaded)

@@ -155,8 +155,8 @@ class Links:
     def exchange(self, sends: Tensors, receives: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Send a tensor to each of some ranks, receive one from each of some, all at once; wait for all of it.
 
-        A received tensor is written into the one that is given. What is empty does not travel. `extra` are seconds that
-        the others may take besides.
+        A received tensor is written into the one that is given. What is empty, or this rank's own, does not travel.
+        `extra` are seconds that the others may take besides.
         """
         started = self.start(sends, what, channel, extra)
         self.receive(receives, what, channel, extra)
@@ -164,6 +164,7 @@ class Links:
 
     def start(self, sends: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> list[Pending]:
         """Begin to send; `wait` waits for the end of it."""
+        sends = {rank: tensor for rank, tensor in sends.items() if rank != self.rank}
         for rank, tensor in sends.items():
             self.sent[rank] += tensor.nbytes
         return self._post(dist.isend, sends, what, channel, extra)
@@ -171,7 +172,7 @@ class Links:
     def receive(self, receives: Tensors, what: str, channel: int = 0, extra: float = 0.0) -> None:
         """Receive a tensor from each of some ranks into the one that is given."""
         ready = {rank: tensor for rank, tensor in receives.items() if (rank, channel) in self._preposted}
-        rest = {rank: tensor for rank, tensor in receives.items() if rank not in ready}
+        rest = {rank: tensor for rank, tensor in receives.items() if rank not in ready and rank != self.rank}
         posted = self._post(dist.irecv, rest, what, channel, extra)
         for rank, tensor in ready.items():
             if tensor.numel():

@@ -17,7 +17,6 @@ from lasg import counter
 from lasg.core.arrays import IntArray
 from lasg.core.codecs import Codec
 from lasg.core.messages import Uploads
-from lasg.transports.links import Pending
 from lasg.transports.routes import ONWARDS, PIECES, Carrier, Route, Setup
 
 
@@ -25,10 +24,9 @@ class QuantisedSum(Carrier):
     """Adds up one vector per rank, in every round."""
 
     def __init__(self, setup: Setup, codec: Codec, seed: int) -> None:
-        super().__init__(setup)
-        links, self.codec, self.seed, self.k = self.links, codec, seed, 0
-        self.route = "hub" if setup.setting == "hub" else "scatter"
-        pieces = self.pieces(setup.p, self.route)
+        self.setup, self.links, self.codec, self.seed, self.k = setup, setup.links, codec, seed, 0
+        self.route: Route = "hub" if setup.setting == "hub" else "scatter"
+        links, pieces = setup.links, setup.pieces(setup.p, self.route)
         self.served = {rank: piece for rank, piece in pieces.items() if piece.stop > piece.start}
         """The piece that each serving rank adds up."""
         row = torch.empty(setup.p, dtype=setup.dtype)
@@ -43,6 +41,10 @@ class QuantisedSum(Carrier):
         """Return the bytes of a message of the whole vector."""
         return self._length(self.setup.p)
 
+    def choose(self, sizes: IntArray) -> Route:  # noqa: ARG002
+        """Return the only route."""
+        return self.route
+
     def _length(self, p: int) -> int:
         return self.codec.length(p) or 0  # it is known: otherwise the form would be another
 
@@ -54,10 +56,6 @@ class QuantisedSum(Carrier):
         draws = self._uniforms(counter.QUANTISER, self.setup.p)
         return {rank: self._encode(row[piece], draws[piece]) for rank, piece in self.served.items()}
 
-    def send(self, own: dict[int, Tensor], route: Route) -> list[Pending]:  # noqa: ARG002
-        """Begin to send the pieces to those that serve them."""
-        return self.links.start(self.of_others(own), "uploads", PIECES)
-
     def finish(self, own: dict[int, Tensor], sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of all ranks' vectors, in double precision."""
         links, messages = self.links, dict(self._room)
@@ -65,7 +63,7 @@ class QuantisedSum(Carrier):
         if links.rank in self.served:
             messages[links.rank] = self._sum_of_own_piece(own[links.rank])
             sends = dict.fromkeys(links.others, messages[links.rank])
-        links.exchange(sends, self.of_others(messages), "sums", ONWARDS)
+        links.exchange(sends, messages, "sums", ONWARDS)
         return torch.cat([self._decode(message, rank) for rank, message in messages.items()]).double()
 
     def _sum_of_own_piece(self, own: Tensor) -> Tensor:

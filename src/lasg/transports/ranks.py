@@ -10,15 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lasg.core.arrays import Array, FloatArray, IntArray, checksum, host
+from lasg.core.arrays import BLOCK, Array, FloatArray, IntArray, add_to, checksum, host
 from lasg.core.codecs import Dense
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan, Problem
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
+from lasg.transports.encoded import Messages, Relayed
 from lasg.transports.links import PATIENT, Links, Pending
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import ROUTES, Carrier, Messages, Relayed, Setup, Sums, assign_workers, choose_form
+from lasg.transports.routes import (
+    DIRECT,
+    ONWARDS,
+    PIECES,
+    ROUTES,
+    Carrier,
+    Route,
+    Setup,
+    assign_workers,
+    choose_form,
+    choose_route,
+)
 
 CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
@@ -30,7 +42,7 @@ class Ranks(Local):
     """The ranks of a process group: each hosts some of the M workers and computes for them alone.
 
     A round has two parts: a few bytes per worker, the flags, and what was uploaded, in a form and over a route that are
-    this module's business alone: `routes.py` says which.
+    the ranks' business alone: `routes.py` says which. Dense uploads are `Sums`, below.
     """
 
     def __init__(
@@ -70,7 +82,8 @@ class Ranks(Local):
         self.form = choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
         dtype = torch.float64 if itemsize == 8 else torch.float32
         length = stages.codec.length(p, itemsize)
-        setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype, length)
+        setup = self.setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype, length)
+        self.in_every_round = setup.in_every_round
         told = {"estimate": stages.rule.estimate, "left": self.tell_left, "loss": plan.wants_loss}
         self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
         self.once = stages.belief == "residual"
@@ -84,36 +97,47 @@ class Ranks(Local):
         if self.form == "packed":
             self.carrier = Messages(setup)
             return Hosting(ids, plan.listener(plan.workers))
-        self.carrier = Relayed(setup, plan.listener(plan.workers) if links.rank == self.hub_rank else None)
+        listener = plan.listener(plan.workers) if links.rank == self.hub_rank else None
+        self.carrier = Relayed(setup, listener, Remainder(setup))
         return Hosting(ids, None)
 
     def exchange(self, request: Request, own: Uploads) -> Uploads:
         """Tell the others what the workers of this rank answered, and return what all of them did."""
         carrier, checks = self.carrier, self.check_every and request.k and request.k % self.check_every == 0
-        speaks, route = own.uploads or carrier.in_every_round, carrier.route
+        speaks, route = own.uploads or self.in_every_round, carrier.route
         outgoing = carrier.outgoing(request.k, own) if speaks else None
         if speaks and route is not None:
-            self._under_way = carrier.send(outgoing, route)
+            self._send(outgoing, route)
         size = carrier.size(own) if own.uploads else 0
         sizes, uploads = self.flags.exchange(own, size, checksum(request.theta) if checks else None)
-        if uploads.uploads or carrier.in_every_round:
+        if uploads.uploads or self.in_every_round:
             if route is None:
                 route = carrier.choose(sizes)
-                self._under_way = carrier.send(outgoing, route) if speaks else []
+                if speaks:
+                    self._send(outgoing, route)
             carried = carrier.finish(outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":
-            uploads = self._with_news(uploads, torch.zeros(carrier.setup.p, dtype=torch.float64))
+            uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=torch.float64))
         if not self.overlap:
             self.wait()
         return uploads._replace(gradients=int(np.count_nonzero(request.computes)) * request.points * self.local_steps)
 
+    def _send(self, outgoing: Any, route: Route) -> None:
+        """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
+        if route == "direct":
+            self._under_way = self.links.start(dict.fromkeys(self.links.others, outgoing), "uploads", DIRECT)
+            return
+        if isinstance(outgoing, Tensor):
+            outgoing = {rank: outgoing[piece] for rank, piece in self.setup.pieces(len(outgoing), route).items()}
+        self._under_way = self.links.start(outgoing, "uploads", PIECES)
+
     def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
         """Return uploads that mean this for the aggregate."""
-        if self.once and not self.carrier.in_every_round:  # the aggregate must not be where the carrier writes
+        if self.once and not self.in_every_round:  # the aggregate must not be where the carrier writes
             total = total.to(torch.float64, copy=True)
         vector: Array = host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
-        return uploads._replace(news=News(vector, self.carrier.in_every_round or self.once))
+        return uploads._replace(news=News(vector, self.in_every_round or self.once))
 
     def wait(self) -> None:
         """Wait until what this rank uploads has left it."""
@@ -141,15 +165,13 @@ class Ranks(Local):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
-        owed = {name: remainder.owed for name, remainder in self.carrier.remainders.items()}
         heard = None if self.carrier.listener is None else self.carrier.listener.state()
-        return {"owed": None, "owed_sum": None, **owed, "hub": heard, "sent": self.links.sent}
+        return {"owed": None, "owed_sum": None, **self.carrier.owed, "hub": heard, "sent": self.links.sent}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        for name, remainder in self.carrier.remainders.items():
-            if remainder.owed is not None:
-                remainder.owed.copy_(state[name])
+        for name, owed in self.carrier.owed.items():
+            owed.copy_(state[name])
         if self.carrier.listener is not None:
             rows = state.get("contributed")  # lasg 0.1's name
             self.carrier.listener.restore(state["hub"] if rows is None else {"decoder": {}, "rows": rows})
@@ -235,3 +257,98 @@ class FlagExchange:
             control=int(heads[:, 0].max()),
             differing=tuple(np.flatnonzero((sums != sums[0]).any(1)).tolist()),
         )
+
+
+class Remainder:
+    """What rounding to the run's dtype has taken away so far; it goes along with what is rounded next."""
+
+    def __init__(self, setup: Setup) -> None:
+        # What stands for itself in every round owes nothing to the next.
+        exact = setup.dtype == torch.float64 or setup.form == "totals"
+        self.owed = None if exact else torch.zeros(setup.p, dtype=torch.float64)
+        self._rounded = torch.empty(0, dtype=setup.dtype)
+
+    def round(self, values: Tensor, where: slice = slice(None)) -> Tensor:
+        """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
+        if self.owed is None:
+            return values.to(self._rounded.dtype)
+        owed = self.owed[where]
+        rounded = self._rounded.resize_(len(owed))
+        blocks = (torch.split(vector, BLOCK) for vector in (owed, values, rounded))
+        for wanted, value, short in zip(*blocks, strict=True):
+            wanted += value
+            wanted -= short.copy_(wanted)
+        return rounded
+
+
+class Sums(Carrier):
+    """Vectors of the run's dtype that are added up: of those that upload, or in every round of everybody."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.links = setup, setup.links
+        dense, ranks = setup.dense, self.links.ranks
+        setup.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
+        self._routes = [choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in range(ranks + 1)]
+        """The route of a round, by how many ranks upload."""
+        only = len(set(self._routes[1:])) == 1
+        self.route = self._routes[-1] if setup.in_every_round or only else None
+        # Of this rank's uploads, and of the sums of the piece that it serves.
+        self._rounding, self._rounding_sums = Remainder(setup), Remainder(setup)
+        owed = {"owed": self._rounding.owed, "owed_sum": self._rounding_sums.owed}
+        self.owed = {name: vector for name, vector in owed.items() if vector is not None}
+        # Vectors as long as the model are made once: new ones in every round would cost more than the sums.
+        self._received: dict[int, Tensor] = {}
+        self._total = torch.empty(0, dtype=torch.float64)
+        self._everybody = list(range(ranks)) if setup.in_every_round else None
+
+    def _uploading(self, sizes: IntArray) -> list[int]:
+        """Return the ranks that send a vector, whoever of their workers uploads."""
+        return self._everybody or np.unique(self.setup.owners[sizes > 0]).tolist()
+
+    def size(self, own: Uploads) -> int:
+        """Return the bytes of an upload, as the ledger counts them."""
+        return own.bits // 8 // own.uploads
+
+    def choose(self, sizes: IntArray) -> Route:
+        """Return the route by how many ranks upload."""
+        return self._routes[len(self._uploading(sizes))]
+
+    def outgoing(self, k: int, own: Uploads) -> Tensor:  # noqa: ARG002
+        """Return the sum of this rank's news as it travels."""
+        assert own.news is not None
+        return self._rounding.round(self.links.wire(own.news.vector))
+
+    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:
+        """Return the sum of what all uploading ranks sent."""
+        uploading = self._uploading(sizes)
+        if route == "direct":
+            return self._sum(own, uploading, slice(0, self.setup.p), DIRECT)
+        links = self.links
+        pieces = self.setup.pieces(self.setup.p, route)
+        result = torch.empty(self.setup.p, dtype=self.setup.dtype)
+        sends = {}
+        if links.rank in pieces:
+            mine = pieces[links.rank]
+            result[mine] = self._rounding_sums.round(self._sum(own, uploading, mine, PIECES), mine)
+            sends = dict.fromkeys(links.others, result[mine])
+        theirs = {rank: result[piece] for rank, piece in pieces.items()}
+        links.exchange(sends, theirs, "sums", ONWARDS)
+        return result
+
+    def _sum(self, own: Tensor | None, uploading: list[int], where: slice, channel: int) -> Tensor:
+        """Receive a piece of what ranks upload; return its sum, good until the next call."""
+        length = where.stop - where.start
+        for rank in uploading:
+            if rank not in self._received or len(self._received[rank]) != length:
+                self._received[rank] = torch.empty(length, dtype=self.setup.dtype)
+        parts = {rank: self._received[rank] for rank in uploading}
+        self.links.receive(parts, "uploads", channel)
+        if own is not None:
+            parts[self.links.rank] = own[where]
+        if len(parts) == 1 and not self._everybody:
+            return parts[uploading[0]]
+        first, *others = parts.values()
+        self._total.resize_(length).copy_(first)
+        for part in others:
+            add_to(self._total, part)
+        return self._total
