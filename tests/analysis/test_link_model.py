@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lasg.analysis.link_model import PRESETS, LinkModel, Traffic, round_seconds
-from lasg.core.rules import RULES
+from lasg.core.rules import RULES, points_of
 from lasg.errors import LasgError
 
 LINK = LinkModel(name="link", latency=0.5, up=10.0, down=100.0, gradient=2.0)
@@ -110,7 +110,11 @@ def test_the_presets_are_the_six_of_the_docs_fastest_first() -> None:
 
 def test_a_worker_computes_at_two_models_except_where_they_coincide() -> None:
     k = np.arange(7)
-    assert RULES["always"].points(k, 3).tolist() == RULES["ps"].points(k, 3).tolist() == [1] * 7
-    assert RULES["wk2"].points(k, 3).tolist() == RULES["pse"].points(k, 3).tolist() == [1, 2, 2, 2, 2, 2, 2]
-    assert RULES["wk1"].points(k, 3).tolist() == [1, 2, 2, 1, 2, 2, 1]
-    assert [RULES["wk1"].points(i, 3) for i in range(4)] == [1, 2, 2, 1]
+    assert points_of(RULES["always"].probe, k, 3).tolist() == points_of(RULES["ps"].probe, k, 3).tolist() == [1] * 7
+    assert (
+        points_of(RULES["wk2"].probe, k, 3).tolist()
+        == points_of(RULES["pse"].probe, k, 3).tolist()
+        == [1, 2, 2, 2, 2, 2, 2]
+    )
+    assert points_of(RULES["wk1"].probe, k, 3).tolist() == [1, 2, 2, 1, 2, 2, 1]
+    assert [points_of(RULES["wk1"].probe, i, 3) for i in range(4)] == [1, 2, 2, 1]

@@ -16,7 +16,7 @@ from lasg.core.arrays import Mask, stacked
 from lasg.core.belief import Listener
 from lasg.core.codec_names import parse
 from lasg.core.messages import Request, Uploads
-from lasg.core.rules import RULES
+from lasg.core.rules import RULES, points_of
 from lasg.core.workers import Workers
 from tests.core.toy import KINDS, M, P, Toy, as_kind, for_workers, numpy_of
 
@@ -78,7 +78,7 @@ def requests(rule: str, codec: str, kind: str, of: Workers) -> Iterator[tuple[Re
             computes = must = np.ones(M, np.bool_)
         left = believer.open(k, theta)
         threshold = float(np.median(left[computes]))
-        points = int(RULES[rule].points(k, D))
+        points = int(points_of(RULES[rule].probe, k, D))
         request = Request(k, as_kind(theta, kind), 0.1, threshold, computes, must, None, points, k > 0)
         uploads = of.answer(request)
         expected = must.copy()
@@ -185,7 +185,7 @@ def test_of_those_asked_who_has_no_finite_gradient_is_silent_and_remembers_nothi
     memory = {name: numpy_of(kept).copy() for name, kept in of.memory.items()}
     of.oracle.a[1, 2] = np.nan
     computes, must = np.array([False, True, True, False, True]), np.array([False, False, True, False, False])
-    points = int(RULES[rule].points(1, D))
+    points = int(points_of(RULES[rule].probe, 1, D))
     uploads = of.answer(Request(1, 2 * theta, 0.1, 0.0, computes, must, points=points))
     assert uploads.broken is not None
     assert uploads.broken.tolist() == [False, False, True, False, False]

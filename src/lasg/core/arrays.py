@@ -6,6 +6,8 @@ torch is imported only once a tensor turns up, so that NumPy-only runs start wit
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import sys
 import zlib
@@ -37,6 +39,15 @@ def pieces(rows: int, p: int) -> list[slice]:
     """Cut rows of length p into pieces of at most `AT_ONCE` entries, or one row."""
     step = max(1, AT_ONCE // p)
     return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+@functools.cache
+def runs_of_buckets(p: int, bucket: int | None) -> tuple[tuple[slice, slice], ...]:
+    """Cut p entries into runs of whole buckets that stay in the cache, and what is left: the entries, the buckets."""
+    size = bucket or p
+    whole, step = p // size, max(1, BLOCK // size)
+    ends = [*range(0, whole, step), whole, *([whole + 1] if whole * size < p else [])]
+    return tuple((slice(a * size, min(b * size, p)), slice(a, b)) for a, b in itertools.pairwise(ends))
 
 
 def namespace(x: Array) -> ModuleType:

@@ -6,8 +6,6 @@ exactly the rows that the server uses. The bits of an upload are 8 x the length 
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import BLOCK, Array, cast, check_decoded, float64, host, namespace, zeros
+from lasg.core.arrays import Array, cast, check_decoded, float64, host, namespace, runs_of_buckets, zeros
 from lasg.core.message_bits import DIGITS, floats_of, integers_of
 from lasg.errors import Diverged, LasgError
 
@@ -166,7 +164,7 @@ class IntegerCodec(Codec):
 
 
 class OwnCodec(Codec):
-    """A user's object with `encode` and `decode`, and perhaps `length`, `unbiased` or `skip_packing`."""
+    """A user's object with `encode` and `decode`, and perhaps `length` or `unbiased`."""
 
     def __init__(self, codec: Any) -> None:
         self.codec = codec
@@ -184,11 +182,6 @@ class OwnCodec(Codec):
         """Bytes of a message, if the object knows."""
         length = getattr(self.codec, "length", None)
         return None if length is None else int(length(p))
-
-    def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
-        """Return the rows as decoded, and their bits."""
-        shortcut = getattr(self.codec, "skip_packing", None)
-        return super().transmit(rows, noise) if shortcut is None else shortcut(rows, noise)
 
     @property
     def name(self) -> str:
@@ -360,15 +353,6 @@ class QSGD(IntegerCodec):
                 return joined
             rows[:, entries] = joined
         return rows
-
-
-@functools.cache
-def runs_of_buckets(p: int, bucket: int | None) -> tuple[tuple[slice, slice], ...]:
-    """Cut p entries into runs of whole buckets that stay in the cache, and what is left: the entries, the buckets."""
-    size = bucket or p
-    whole, step = p // size, max(1, BLOCK // size)
-    ends = [*range(0, whole, step), whole, *([whole + 1] if whole * size < p else [])]
-    return tuple((slice(a * size, min(b * size, p)), slice(a, b)) for a, b in itertools.pairwise(ends))
 
 
 def bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:

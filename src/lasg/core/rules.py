@@ -146,16 +146,12 @@ class Rule:
         """What rides along with an upload: the estimate of L_m, a float32."""
         return 32 if self.estimate else 0
 
-    def points(self, k: Any, D: float) -> Any:
-        """At how many models a worker that computes needs its gradient in round k (or in many): 1 or 2.
-
-        1 where the two models coincide: at first, and whenever the snapshot is taken.
-        """
-        return points_of(self.probe, k, D)
-
 
 def points_of(probe: Probe | None, k: Any, D: float) -> Any:
-    """At how many models a gradient is needed in round k (or in many): 1, or 2 where a probe is at another."""
+    """At how many models a gradient is needed in round k (or in many): 1, or 2 where a probe is at another.
+
+    1 where the two models coincide: at first, and whenever the snapshot is taken.
+    """
     if probe is None:
         return 1 + 0 * k
     return 2 - (k % D == 0) if probe == "snapshot" else 2 - (k == 0)

@@ -89,9 +89,9 @@ class Hosting(NamedTuple):
 
 
 class Transport(Protocol):
-    """What brings the uploads of all processes to every process."""
+    """What brings the uploads of all processes to every process. All but `begin` and `exchange` has a default."""
 
-    is_first: bool
+    is_first: bool = True
     """Whether this process measures and saves: one of those that share a run does."""
 
     def begin(self, plan: Plan) -> Hosting:
@@ -105,27 +105,23 @@ class Transport(Protocol):
         """
         ...
 
-    def from_first(self, make: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
+    def from_first(self, make: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:  # noqa: ARG002
         """Return in every process what the first one makes: nested dicts of arrays and JSON values."""
-        ...
+        return make()
 
     def collect(self, problem: Problem) -> None:
         """Let the first process know what of the problem belongs to workers elsewhere."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of this process must hold."""
-        ...
+        return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        ...
 
 
-class Local:
+class Local(Transport):
     """All workers stacked in this process: nothing travels."""
-
-    is_first = True
 
     def begin(self, plan: Plan) -> Hosting:
         """Host everybody."""
@@ -134,17 +130,3 @@ class Local:
     def exchange(self, request: Request, own: Uploads) -> Uploads:  # noqa: ARG002
         """Return what the workers answered."""
         return own
-
-    def from_first(self, make: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:  # noqa: ARG002
-        """Make it here."""
-        return make()
-
-    def collect(self, problem: Problem) -> None:
-        """Do nothing: all of it is here."""
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take nothing."""

@@ -11,17 +11,21 @@ from torch import Tensor
 from lasg.core.arrays import IntArray, host
 from lasg.core.belief import Listener
 from lasg.core.messages import Uploads
-from lasg.transports.routes import DIRECT, HOP, ONWARDS, PIECES, Carrier, Route, Setup, choose_route
+from lasg.transports.routes import DIRECT, HOP, ONWARDS, PIECES, ROUTES, Route, Setup, choose_route
 
 if TYPE_CHECKING:
     from lasg.transports.ranks import Remainder
 
 
-class Messages(Carrier):
+class Messages:
     """Encoded messages, from whoever uploads to everybody."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.links, self.route = setup, setup.links, setup.fixed_route
+        self.setup, self.links = setup, setup.links
+        self.listener: Listener | None = None
+        self.owed: dict[str, Tensor] = {}
+        allowed = ROUTES[setup.setting]
+        self.route = allowed[0] if len(allowed) == 1 else None
         longest = (np.bincount(setup.owners, minlength=self.links.ranks) * (setup.length or 0)).tolist()
         if setup.length:
             setup.open(longest, setup.dense if setup.form == "relayed" else None)

@@ -17,14 +17,15 @@ from lasg import counter
 from lasg.core.arrays import IntArray
 from lasg.core.codecs import Codec
 from lasg.core.messages import Uploads
-from lasg.transports.routes import ONWARDS, PIECES, Carrier, Route, Setup
+from lasg.transports.routes import ONWARDS, PIECES, Route, Setup
 
 
-class QuantisedSum(Carrier):
+class QuantisedSum:
     """Adds up one vector per rank, in every round."""
 
     def __init__(self, setup: Setup, codec: Codec, seed: int) -> None:
         self.setup, self.links, self.codec, self.seed, self.k = setup, setup.links, codec, seed, 0
+        self.listener, self.owed = None, dict[str, Tensor]()
         self.route: Route = "hub" if setup.setting == "hub" else "scatter"
         links, pieces = setup.links, setup.pieces(setup.p, self.route)
         self.served = {rank: piece for rank, piece in pieces.items() if piece.stop > piece.start}

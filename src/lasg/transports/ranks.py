@@ -24,7 +24,6 @@ from lasg.transports.routes import (
     ONWARDS,
     PIECES,
     ROUTES,
-    Carrier,
     Route,
     Setup,
     assign_workers,
@@ -281,11 +280,11 @@ class Remainder:
         return rounded
 
 
-class Sums(Carrier):
+class Sums:
     """Vectors of the run's dtype that are added up: of those that upload, or in every round of everybody."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.links = setup, setup.links
+        self.setup, self.links, self.listener = setup, setup.links, None
         dense, ranks = setup.dense, self.links.ranks
         setup.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
         self._routes = [choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in range(ranks + 1)]
@@ -352,3 +351,12 @@ class Sums(Carrier):
         for part in others:
             add_to(self._total, part)
         return self._total
+
+
+Carrier = Sums | Messages | QuantisedSum
+"""What carries a run's uploads, in one of the forms.
+
+`route` is the route, where it does not depend on who uploads: then uploads leave together with the flags. `outgoing` is
+what this rank uploads, as it travels; `finish` gives what all have sent, their sum or the messages in the order of the
+workers. `owed` is what rounding has taken away, by the name under which it is checkpointed.
+"""

@@ -20,18 +20,13 @@ by all alike: all ranks agree to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import IntArray
-from lasg.core.belief import Listener
-from lasg.core.messages import Uploads
 from lasg.errors import LasgError
 from lasg.transports.links import Links
 
@@ -76,12 +71,6 @@ class Setup(NamedTuple):
         """Whether all ranks send in every round, whoever uploads."""
         return self.form in ("totals", "requantised")
 
-    @property
-    def fixed_route(self) -> Route | None:
-        """The route, where the user left no choice."""
-        allowed = ROUTES[self.setting]
-        return allowed[0] if len(allowed) == 1 else None
-
     def open(self, longest: list[int], onwards: int | None = None) -> None:
         """Get ready for uploads of up to `longest` bytes per rank, and for what is sent `onwards`: by default, all."""
         links = self.links
@@ -102,36 +91,6 @@ class Setup(NamedTuple):
             return {self.hub_rank: slice(0, count)}
         ranks = self.links.ranks
         return {rank: slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)}
-
-
-class Carrier(Protocol):
-    """What carries a run's uploads, in one of the forms."""
-
-    route: Route | None
-    """The route, where it does not depend on who uploads: then uploads leave together with the flags."""
-    listener: Listener | None = None
-    """Who hears messages for all ranks, where one does."""
-    owed: Mapping[str, Tensor] = MappingProxyType({})
-    """What rounding has taken away, by the name under which it is checkpointed."""
-
-    def size(self, own: Uploads) -> IntArray | int:
-        """Return the bytes of each of this rank's uploads."""
-        ...
-
-    def choose(self, sizes: IntArray) -> Route:
-        """Return the route of a round, given the bytes of each worker's upload."""
-        ...
-
-    def outgoing(self, k: int, own: Uploads) -> Any:
-        """Return what this rank uploads in round k, as it travels: a tensor, or pieces by the rank that serves each."""
-        ...
-
-    def finish(self, own: Any, sizes: IntArray, route: Route) -> Any:
-        """Return the sum of what all ranks sent, or the messages in the order of the workers.
-
-        `own` is None where this rank sent nothing; `sizes` are the bytes of each worker's upload.
-        """
-        ...
 
 
 def assign_workers(workers: int, ranks: int) -> IntArray:
