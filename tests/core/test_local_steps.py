@@ -165,6 +165,38 @@ def test_a_schedule_goes_on_over_local_steps_and_rounds() -> None:
         np.testing.assert_allclose(move, WEIGHTS[:, None] * (theta - local), rtol=0, atol=1e-12)
 
 
+def test_rounds_grow_as_the_step_size_falls_and_the_last_ends_with_the_run() -> None:
+    halved = {"eta": 0.1, "schedule": "StepLR", "schedule_options": {"step_size": 10, "gamma": 0.5}}
+    work = OptimizerSteps(steps=4, qsr=0.3, total=100, **halved)  # type: ignore[arg-type]
+    rounds = [work.steps_of(k) for k in (3, 0, 1, 2)]
+    # 9 = (.3 / .1)^2 at steps 0 and 9, 36 = (.3 / .05)^2 at step 18, and 96^2 at step 54, where eta is .1 / 32.
+    assert rounds == [range(54, 100), range(9), range(9, 18), range(18, 54)]
+    assert OptimizerSteps(steps=4, qsr=0.3, **halved).steps_of(3) == range(54, 54 + 96**2)  # type: ignore[arg-type]
+
+
+def test_with_a_small_alpha_or_none_every_round_has_as_many_steps() -> None:
+    for work in (OptimizerSteps(steps=3), OptimizerSteps(steps=3, qsr=0.17)):
+        assert [work.steps_of(k) for k in (2, 0)] == [range(6, 9), range(3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"qsr": -0.1}, "qsr, the alpha of H = (alpha / eta)^2, must be >= 0 and finite, got -0.1"),
+        ({"qsr": float("nan")}, "qsr, the alpha of H = (alpha / eta)^2, must be >= 0 and finite, got nan"),
+        ({"qsr": 0.1, "drift": 0.5}, "drift divides by one number of local steps, and with qsr rounds differ: set one"),
+        (
+            {"qsr": 0.1, "schedule": "LambdaLR", "schedule_options": {"lr_lambda": lambda _: 0.0}},
+            "qsr makes a round of inf steps at eta = 0: take a schedule that ends above 0",
+        ),
+    ],
+)
+def test_rounds_that_cannot_grow_are_refused_in_one_line(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(LasgError) as refused:
+        OptimizerSteps(**settings).steps_of(0)
+    assert str(refused.value).startswith(words)
+
+
 @each_kind
 def test_an_optimizer_whose_memory_is_reset_begins_every_round_as_the_first(kind: str) -> None:
     options = {"momentum": 0.9}

@@ -627,6 +627,28 @@ def fedadam(s: Setting, K: int) -> Outcome:
     return out
 
 
+def qsr(s: Setting, K: int, alpha: float, eta: Callable[[int], float], make: Callable[[float], Inner]) -> Outcome:
+    """Local OPT with the quadratic synchronization rule (Gu et al. 2024), algorithm 2; why: steps per round.
+
+    H = max(H_base, floor((alpha / eta_t)^2)), of the step size with which the round begins.
+    """
+    out, inner, t = begin(s), [make(eta(0)) for _ in range(s.M)], 0
+    for k in range(K):
+        H = max(s.H, math.floor((alpha / eta(t)) ** 2))
+        x = np.zeros(s.p)
+        for m in range(s.M):
+            theta_m = out.theta[k]
+            for h in range(H):
+                inner[m].eta = eta(t + h)  # type: ignore[attr-defined]
+                theta_m = inner[m].step(theta_m, grad(s, m, theta_m, t + h) / s.weight(m))
+            x = x + s.weight(m) * theta_m
+        t += H
+        out.why[f"round {k}"] = H
+        out.uploaders.append(set(range(s.M)))
+        out.theta.append(x)
+    return out
+
+
 def scaffold(s: Setting, K: int, eta: float) -> Outcome:
     """SCAFFOLD (Karimireddy et al. 2020), algorithm 1, option II, everybody taking part, eta_g = 1: lasg's `drift`."""
     out, c_m, c = begin(s), s.zeros(), np.zeros(s.p)

@@ -230,6 +230,20 @@ def test_a_row_of_local_steps_does_what_its_paper_says(name: str, inner: str) ->
     compare(training, paper.LOCAL[name](setting, 60))
 
 
+@pytest.mark.parametrize("inner", ["SGD", "momentum", "AdamW"])
+def test_rounds_that_grow_with_the_step_size_are_those_of_the_quadratic_synchronization_rule(inner: str) -> None:
+    options, own = INNER[inner]
+    eta = options["eta"]
+    ends = {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 100}
+    falling = {"schedule": "LinearLR", "schedule_options": ends, "qsr": 2.1 * eta}
+    training, setting = both("always+dense+H2+inner", SMALL, eta=1.0, H=2, inner=options | falling)
+    expected = paper.qsr(setting, 20, 2.1 * eta, lambda t: eta * (1 - 0.75 * min(t, 100) / 100), lambda _: own())
+    compare(training, expected)
+    steps = sum(expected.why.values())
+    assert (expected.why["round 0"], expected.why["round 19"]) == (4, 70)
+    assert (training.ledger.iterations, training.ledger.gradients) == (steps, steps * len(SIZES))
+
+
 def test_the_case_of_sparseloco_clips_some_and_not_all() -> None:
     _, setting = both("sparseloco", LARGE, eta=1.0, H=H)
     why = paper.sparseloco(setting, 20).why

@@ -71,6 +71,7 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "outer_options": st.none() | options if local else st.none(),
         "inner_memory": st.sampled_from([None, "kept", "reset"]) if local else st.none(),
         "drift": st.none() | st.floats(0, 1) if local else st.none(),
+        "qsr": st.none(),
         "D": st.integers(1, 10**6),
         "c": st.none() if by_rho else st.none() | st.floats(0, allow_nan=False),
         "rho": st.floats(0, 1e100) if by_rho else st.none(),

@@ -55,6 +55,14 @@ INNER = {
     "AdamW": OptimizerSteps(
         steps=3, optimizer="AdamW", eta=0.01, schedule="CosineAnnealingLR", schedule_options={"T_max": 100}
     ),
+    "AdamW, longer rounds": OptimizerSteps(
+        steps=2,
+        optimizer="AdamW",
+        eta=0.01,
+        schedule="LinearLR",
+        schedule_options={"start_factor": 1.0, "end_factor": 0.4, "total_iters": 40},
+        qsr=0.014,
+    ),
     "SGD, drift corrected": OptimizerSteps(steps=3, eta=0.1, options={"momentum": 0.9}, memory="reset", drift=0.5),
 }
 OWN: dict[str, Stages] = (

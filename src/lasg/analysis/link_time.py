@@ -68,7 +68,7 @@ def traffic(run: Run, *, relayed: bool = False) -> Traffic:
     """
     trace, spec = run.trace, run.spec
     stages = spec.stages
-    rule, H = stages.rule, stages.local_steps
+    rule, work = stages.rule, stages.work
     uploaded = run.uploads
     rounds = np.arange(len(uploaded))
     # Where there was no threshold, laziness had been given up, and nobody computed a rule's probe.
@@ -80,7 +80,7 @@ def traffic(run: Run, *, relayed: bool = False) -> Traffic:
     return Traffic(
         uploaded=uploaded,
         server_rule=rule.where == "server",
-        evaluations=points * H,
+        evaluations=points * np.array([len(work.steps_of(k)) for k in range(len(uploaded))], np.int64),
         model_bits=model_bits,
         upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
         silent_bits=rule.flag_bits,

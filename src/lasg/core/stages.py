@@ -30,7 +30,7 @@ class Stages:
     estimator: Estimator | None = None
     """What filters the gradients; None: they are the contributions."""
     local_steps: int = 1
-    """H: one gradient, or so many local steps as a pseudo-gradient."""
+    """H: one gradient, or so many local steps as a pseudo-gradient; with qsr, so many at least."""
     inner: OptimizerSteps | None = None
     """Local steps with an optimizer of the workers' own; None: gradients, or SGD at the server's step size."""
     robust: MedianClip | None = None

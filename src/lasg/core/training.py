@@ -130,6 +130,7 @@ class Training:
         """Whether the workers of this process compute and say nothing: they only listen to those that have `MORE`."""
         self.synchronised: list[tuple[int, list[int]]] = []
         """(round, processes) of models that were not the first process's, and were set to it."""
+        self._steps_of = stages.work.steps_of
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
         self._estimate_bits, self._flags = stages.rule.estimate_bits, laziness.workers * stages.rule.flag_bits
 
@@ -201,7 +202,7 @@ class Training:
         server.close(uploads, news)
         remark = "" if guard is None or given_up else guard.given_up
         computed = np.count_nonzero(request.computes)
-        self._count(uploads, int(computed) if uploads.downloads is None else uploads.downloads)
+        self._count(request.k, uploads, int(computed) if uploads.downloads is None else uploads.downloads)
         if uploads.differing:
             self._synchronise(request.k, uploads.differing)
         left = request.left if uploads.left is None else uploads.left
@@ -240,10 +241,10 @@ class Training:
             own = own._replace(loss=self._minibatch_loss())
         return own._replace(control=self.control) if self.control else own
 
-    def _count(self, uploads: Uploads, downloads: int) -> None:
+    def _count(self, k: int, uploads: Uploads, downloads: int) -> None:
         ledger = self.ledger
         ledger.rounds += 1
-        ledger.iterations += self.stages.local_steps
+        ledger.iterations += len(self._steps_of(k))
         ledger.uploads += uploads.uploads
         ledger.downloads += downloads
         ledger.bits_up += uploads.bits

@@ -7,6 +7,7 @@ engine checkpoints.
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from lasg.core.codecs import State
 from lasg.core.optimizers import UNFIT
 from lasg.errors import LasgError
 
+LONGEST_ROUND = 10**6
+"""Local steps: a longer round, of a step size that has nearly vanished, would never end."""
 # The contributions (n_m / N times the mean gradient) of the workers on their minibatch of an iteration, at each point.
 Gradients: TypeAlias = Callable[[int, Sequence[Array]], list[Array]]
 
@@ -44,7 +47,11 @@ class Work(ABC):
     """From the server's model to what the workers have to contribute."""
 
     steps: int = 1
-    """H, local steps per round."""
+    """H, local steps per round: of all rounds, or of those that have fewest."""
+
+    def steps_of(self, k: int) -> range:
+        """Return the numbers of round k's local steps, counted from the first step of the run on."""
+        return range(k * self.steps, (k + 1) * self.steps)
 
     def init(self, workers: int, theta: Array) -> State:  # noqa: ARG002
         """Return what so many workers remember before the first round: nothing, for most work."""
@@ -75,12 +82,13 @@ class SGDSteps(Work):
         self, k: int, eta: float, gradients: Gradients, points: Sequence[Array], weights: FloatArray, state: State
     ) -> tuple[list[Array], State]:
         """Return the sums of the gradients on the way."""
-        total = gradients(k * self.steps, points)
-        if self.steps > 1:
+        first, *others = self.steps_of(k)
+        total = gradients(first, points)
+        if others:
             step = eta / cast(weights[:, None], points[0])
-        for h in range(1, self.steps):
+        for iteration in others:
             local = [stacked(start) - step * so_far for start, so_far in zip(points, total, strict=True)]
-            there = gradients(k * self.steps + h, local)
+            there = gradients(iteration, local)
             total = [so_far + grad for so_far, grad in zip(total, there, strict=True)]
         return total, state
 
@@ -107,12 +115,20 @@ class OptimizerSteps(Work):
     """Whether a worker's optimizer remembers, across rounds, its momenta of the rounds before."""
     drift: float = 0.0
     """How much of the workers' drift apart is corrected, 0 to 1: see `_correct`."""
+    qsr: float = 0.0
+    """alpha of the quadratic synchronization rule: see `steps_of`. 0: every round has H steps."""
+    total: int | None = None
+    """T, after which step the run ends, where it is known: so does a round that the rule makes longer."""
 
     def __post_init__(self) -> None:
         if self.optimizer in UNFIT or self.optimizer == "Muon":
             raise LasgError(f"{self.optimizer} cannot take local steps on a flat vector: take SGD, AdamW or the like")
         if not 0 <= self.drift <= 1:
             raise LasgError(f"drift, the share of the workers' drift that is corrected, must be 0 to 1: {self.drift!r}")
+        if not 0 <= self.qsr < math.inf:
+            raise LasgError(f"qsr, the alpha of H = (alpha / eta)^2, must be >= 0 and finite, got {self.qsr!r}")
+        if self.qsr and self.drift:
+            raise LasgError("drift divides by one number of local steps, and with qsr rounds differ: set one of them")
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -139,6 +155,31 @@ class OptimizerSteps(Work):
         while len(rates.values) <= iteration:
             rates.advance()
         return rates.values[iteration]
+
+    def steps_of(self, k: int) -> range:
+        """Return the numbers of round k's local steps; with qsr, H = max(steps, floor((alpha / eta)^2)) of them.
+
+        eta is the step size of the round's first step, so rounds grow as a schedule lets it fall: the quadratic
+        synchronization rule (Gu, Lyu, Arora, Huang 2024). The last round ends at T. It depends on k alone.
+        """
+        if not self.qsr:
+            return super().steps_of(k)
+        starts = _starts(self)
+        while len(starts) <= k + 1:
+            starts.append(starts[-1] + self._steps_from(starts[-1]))
+        return range(starts[k], starts[k + 1])
+
+    def _steps_from(self, first: int) -> int:
+        """Return how many steps a round has that begins with this one."""
+        eta = self.rate(first)
+        wanted = (self.qsr / eta) ** 2 * (1 + 1e-9) if eta else math.inf  # (.3 / .1)^2 is 9
+        if self.total is not None and self.total > first:
+            return int(min(max(self.steps, wanted), self.total - first))
+        if wanted > LONGEST_ROUND:
+            raise LasgError(
+                f"qsr makes a round of {wanted:.3g} steps at eta = {eta:g}: take a schedule that ends above 0"
+            )
+        return max(self.steps, int(wanted))
 
     def init(self, workers: int, theta: Array) -> State:
         """Return zeros for all that the optimizer will remember; `begun` says who has a state."""
@@ -184,8 +225,7 @@ class OptimizerSteps(Work):
             self._recall(optimizer, parameter, {name: value[i : i + 1] for name, value in state.items()})
         shares = cast(weights[:, None], theta)
         push = self._correct(theta, state)
-        for h in range(self.steps):
-            iteration = k * self.steps + h
+        for iteration in self.steps_of(k):
             found = gradients(iteration, [local])[0] / shares
             found = torch.as_tensor(found if push is None else found + push)
             rate = self.rate(iteration)
@@ -280,6 +320,12 @@ class _Rates:
         """Build the error for a schedule that cannot say its next step size: it wants a loss, or is over."""
         line = " ".join(reason.split())
         return LasgError(f"{self.name} has no step size by itself: {line}. Take one such as CosineAnnealingLR")
+
+
+@functools.lru_cache(maxsize=16)
+def _starts(work: OptimizerSteps) -> list[int]:  # noqa: ARG001 (what they are of)
+    """Return the first steps of the rounds so far, to be added to."""
+    return [0]
 
 
 @functools.lru_cache(maxsize=16)

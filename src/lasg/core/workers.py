@@ -171,7 +171,7 @@ class Workers:
             moved,
             previous=previous if self._each_round else None,
         )
-        return now, count * len(points) * self.work.steps, worked
+        return now, count * len(points) * len(self.work.steps_of(request.k)), worked
 
     def _take_steps(
         self, request: Request, points: Sequence[Array], rows: IntArray | None

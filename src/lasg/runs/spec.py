@@ -31,7 +31,7 @@ OWN = "own"
 """As `data` and `partition`: the problem is the caller's own, and no spec can make it."""
 HOW_LAZY = ("c", "c_d", "rho")
 """Settings that say how lazy a run is, in one way or another."""
-OUTER = ("outer", "outer_eta", "outer_options", "inner_memory", "drift")
+OUTER = ("outer", "outer_eta", "outer_options", "inner_memory", "drift", "qsr")
 """Settings of algorithms whose workers have an optimizer of their own."""
 NEURAL_ONLY = ("weights", "batch_norm", "augment", "autocast", "device", "threads", "measured")
 """Settings that only a network has."""
@@ -71,8 +71,7 @@ class Spec(Settings):
     """constant; decreasing, 2 / (mu (k + K0)); or a class of torch.optim.lr_scheduler."""
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "sgd"
-    """sgd, or a class of torch.optim such as Adam: what steps on gradients, at the server, or, where the algorithm has
-    an outer optimizer, at the workers."""
+    """sgd, or a class of torch.optim: what steps on gradients, at the server, or, below an outer one, the workers'."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     outer: str | None = None
     """The server's optimizer where workers have their own: a class of torch.optim; absent: the algorithm's."""
@@ -84,6 +83,8 @@ class Spec(Settings):
     """Whether the workers' own optimizers remember their momenta from round to round (kept, the default)."""
     drift: float | None = None
     """How much of the drift of local steps is corrected, 0 to 1; absent: nothing."""
+    qsr: float | None = None
+    """Rounds grow as the workers' step size falls, to (qsr / eta)^2 local steps where that is more; absent: not."""
     H: int = 10
     """Local steps per round; used by local-sgd."""
     bits: int = 4
@@ -128,18 +129,16 @@ class Spec(Settings):
         for name, hint in _hints().items():
             object.__setattr__(self, name, _typed(name, hint, getattr(self, name)))
         composition.check(self.algorithm, self.own_rule, self.own_codec)
-        if not self.outer_options:
-            object.__setattr__(self, "outer_options", None)
+        for name in ("scale", "marks", "outer_options"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, None)  # none is none, however it was written
         self._check_outer()
         Constant(self.eta)
         self._choose_laziness()
         check_staleness(self.stages, self.laziness)
         QSGD(bits=self.bits, bucket=self.bucket)
-        for name, least in (
-            ("seed", 0),
-            *((name, 1) for name in ("H", "iterations", "threads", "patience", "measured")),
-        ):
-            value = getattr(self, name)
+        for name in ("seed", "H", "iterations", "threads", "patience", "measured"):
+            value, least = getattr(self, name), 0 if name == "seed" else 1
             if value is not None and value < least:
                 raise LasgError(f"{name} must be an integer >= {least}, got {value!r}")
         if not 0 < self.batch <= 1:
@@ -151,9 +150,6 @@ class Spec(Settings):
         outside = [m for m in self.watched if not 0 <= m < self.workers]
         if outside:
             raise LasgError(f"watch names workers {outside}, but there are workers 0 to {self.workers - 1} only")
-        for name in ("scale", "marks"):
-            if not getattr(self, name):
-                object.__setattr__(self, name, None)  # none is none, however it was written
         self.reading.check(self.data)
         self._check_budgets()
         self._check_neural()
@@ -249,6 +245,7 @@ class Spec(Settings):
         name = "SGD" if self.optimizer == "sgd" else self.optimizer
         given = {"optimizer": name, "eta": self.eta, "options": self.optimizer_options, "schedule": self.schedule}
         given |= {"schedule_options": self.schedule_options, "memory": self.inner_memory, "drift": self.drift}
+        given |= {} if self.qsr is None else {"qsr": self.qsr, "total": self.iterations}
         return {key: value for key, value in given.items() if value is not None}
 
     @property
@@ -259,8 +256,7 @@ class Spec(Settings):
             own = Outer(self.optimizer, self.eta, self.optimizer_options)
             return own if chosen.server is None else replace(chosen.server, eta=self.eta)
         eta = chosen.outer.eta if self.outer_eta is None else self.outer_eta
-        # One optimizer's options are not another's.
-        options = self.outer_options or ({} if self.outer else chosen.outer.options)
+        options = self.outer_options or ({} if self.outer else chosen.outer.options)  # another one has its own
         return Outer(self.outer or chosen.outer.name, eta, options)
 
     @property

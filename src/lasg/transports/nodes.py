@@ -300,7 +300,7 @@ class Checker:
 
     def __init__(self, listener: Listener, stages: Stages, *, norm_bound: float, buffers: Buffers | None) -> None:
         """Take who will hear the messages."""
-        self.listener, self.local_steps = listener, stages.local_steps
+        self.listener, self.steps_of = listener, stages.work.steps_of
         self.chained = is_chained(stages.belief, stages.codec)
         self.norm_bound, self.buffers = norm_bound, buffers
 
@@ -317,7 +317,7 @@ class Checker:
         if kind in ("lost", "stale"):
             return Answer(kind)
         evaluations, left = head.get("evaluations", -1), head.get("left", math.nan)
-        counted = is_integer(evaluations) and 0 <= evaluations <= 2 * self.local_steps
+        counted = is_integer(evaluations) and 0 <= evaluations <= 2 * len(self.steps_of(k))
         require(counted, "it does not say how many gradients it computed")
         require(isinstance(left, float), "its left side is no number")
         require(kind != "silent" or not must_upload, "it had to upload, and is silent")
