@@ -109,15 +109,17 @@ class Transport(Protocol):
         """Return in every process what the first one makes: nested dicts of arrays and JSON values."""
         return make()
 
-    def collect(self, problem: Problem) -> None:
+    def collect(self, problem: Problem) -> None:  # noqa: ARG002
         """Let the first process know what of the problem belongs to workers elsewhere."""
+        return
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of this process must hold."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: ARG002
         """Take a checkpoint's state."""
+        return
 
 
 class Local(Transport):

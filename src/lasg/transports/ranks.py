@@ -104,7 +104,7 @@ class Ranks(Local):
         """Tell the others what the workers of this rank answered, and return what all of them did."""
         carrier, checks = self.carrier, self.check_every and request.k and request.k % self.check_every == 0
         speaks, route = own.uploads or self.in_every_round, carrier.route
-        outgoing = carrier.outgoing(request.k, own) if speaks else None
+        outgoing: Any = carrier.outgoing(request.k, own) if speaks else None
         if speaks and route is not None:
             self._send(outgoing, route)
         size = carrier.size(own) if own.uploads else 0
@@ -114,7 +114,7 @@ class Ranks(Local):
                 route = carrier.choose(sizes)
                 if speaks:
                     self._send(outgoing, route)
-            carried = carrier.finish(outgoing, sizes, route)
+            carried: Any = carrier.finish(outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":
             uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=torch.float64))
