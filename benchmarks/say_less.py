@@ -5,8 +5,9 @@
     python benchmarks/say_less.py drop-in --data-dir DIR        # beside DistributedDataParallel, the same steps
 
 Each goes on where it was stopped: finished rows are in results/say-less-*.csv, and the table is printed from them.
-Bits are those of the messages, 8 x their bytes. `down` is what all workers receive: every message of every other
-worker, or the model in every round, whichever is less. `--seeds 1 --quick` is a small try.
+Bits are those of the messages, 8 x their bytes; `coder` is the format of the entropy coder that made them. `down` is
+what all workers receive: every message of every other worker, or the model in every round, whichever is less.
+`--seeds 1 --quick` is a small try.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lasg.core.algorithms import Outer, algorithm
+from lasg.core.entropy import FORMAT
 from lasg.core.optimizers import ClosedFormSGD, Constant, TorchOptimizer
 from lasg.core.server import Laziness
 from lasg.core.training import Training
@@ -95,6 +97,7 @@ def result(name: str, training: Training, target: float, loss: float | None = No
         "uploads": ledger.uploads,
         "bits_up": ledger.bits_up,
         "bits_down": min(ledger.bits_down, (workers - 1) * ledger.bits_up),
+        "coder": FORMAT,
     }
 
 
@@ -280,7 +283,7 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+        return [{**row, "coder": row.get("coder", "1")} for row in csv.DictReader(lines)]
 
 
 def write(path: Path, rows: list[Row]) -> None:

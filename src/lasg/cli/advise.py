@@ -37,6 +37,11 @@ NEEDED = {
     "gap": ("", "every bound: L(theta^0) - 0"),
 }
 """Which assumption gives a number, and what takes it."""
+FOR_NETWORKS = (
+    "On networks other methods save more than laziness: lasg run {task} -a lasg-local --set H=20 --set optimizer=SGD "
+    "(local steps), or -a lasg-sparse (one gradient per step). lasg scoreboard --task {task} compares them."
+)
+"""What docs/choosing.md recommends."""
 WORDS = {"L_start": "L at theta^0", "variances": "sum of sigma_m^2", "variances_start": "sum of sigma_m^2 at theta^0"}
 
 
@@ -80,6 +85,8 @@ def advise(
         return
     _print_numbers(found, spec)
     _print_columns(columns, spec)
+    if spec.neural:
+        out.print(FOR_NETWORKS.format(task=task), soft_wrap=True)
     out.print(f"Spec: {out_file} ({column}). Run it: lasg run {out_file}", soft_wrap=True)
 
 
