@@ -44,6 +44,7 @@ OWN_RULE = {
 def all_specs(draw: st.DrawFn) -> Spec:
     workers, network, own = draw(st.integers(1, 40)), draw(st.booleans()), draw(st.booleans())
     table, by_rho, local = draw(st.booleans()), draw(st.booleans()), not own and draw(st.booleans())
+    grows = local and draw(st.booleans())
     simple = [*ALGORITHMS, "wk2+qsgd8+H4", "pse+dense", "lag+qsgd3:7", "lasg-vr", "wk2+topk0.02:2bit+ec"]
     with_outer = ["diloco", "sparseloco", "always+topk0.01:warm9+ec+residual0.9+H3+inner"]
     values: dict[str, st.SearchStrategy[Any]] = {
@@ -70,8 +71,8 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "outer_eta": st.none() | positive if local else st.none(),
         "outer_options": st.none() | options if local else st.none(),
         "inner_memory": st.sampled_from([None, "kept", "reset"]) if local else st.none(),
-        "drift": st.none() | st.floats(0, 1) if local else st.none(),
-        "qsr": st.none(),
+        "drift": st.none() | st.floats(0, 1) if local and not grows else st.none(),
+        "qsr": st.floats(0, 1e100) if grows else st.none(),
         "D": st.integers(1, 10**6),
         "c": st.none() if by_rho else st.none() | st.floats(0, allow_nan=False),
         "rho": st.floats(0, 1e100) if by_rho else st.none(),
@@ -96,6 +97,7 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "iterations": st.integers(1, 10**9),
         "until": st.dictionaries(st.sampled_from(["uploads", "bits", "gradients", "loss"]), positive),
         "evaluate": st.integers(1, 10**6) | st.just("geometric"),
+        "measured": st.none() | st.integers(1, 99) if network else st.none(),
         "marks": st.none() | st.dictionaries(st.sampled_from(["uploads", "bits", "gradients"]), positive),
         "watch": st.none() | st.lists(st.integers(0, workers - 1), unique=True, max_size=5).map(tuple),
         "own_rule": st.just(OWN_RULE) if own else st.none(),

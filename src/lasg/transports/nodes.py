@@ -161,8 +161,8 @@ class Node:
         self.k = k
         self.weighted_oracle.share = float(head["weight"])
         theta = self.theta
-        if self.rule.periodic and k // self.D != self.epoch:
-            self.workers.snapshot, self.epoch = theta, k // self.D
+        if self.rule.periodic and int(k // self.D) != self.epoch:
+            self.workers.snapshot, self.epoch = theta, int(k // self.D)
         if self.last < 0 and self.workers.iterates is not None and self.stages.probe == "last":
             self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other upload's model
         agreed = self.workers.confirm(int(head["based"]))
