@@ -30,7 +30,7 @@ def main() -> None:
             sampler.set_epoch(epoch)
             for x, y in loader:
                 opt.zero_grad()
-                cross_entropy(model(x), y).backward()
+                cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 opt.step()
             scheduler.step()
     with torch.no_grad():
