@@ -116,6 +116,11 @@ class Stages:
         """
         return points_of(self.probe if decides else self.own_probe, k, D)
 
+    @property
+    def one_gradient(self) -> bool:
+        """Whether a round is one gradient, and no local step."""
+        return self.inner is None and self.local_steps == 1
+
     def for_shapes(self, shapes: Shapes | None) -> Stages:
         """Return the same for a model of these tensors."""
         if shapes is None:

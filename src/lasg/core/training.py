@@ -130,7 +130,7 @@ class Training:
         """Whether the workers of this process compute and say nothing: they only listen to those that have `MORE`."""
         self.synchronised: list[tuple[int, list[int]]] = []
         """(round, processes) of models that were not the first process's, and were set to it."""
-        self._steps_of = stages.work.steps_of
+        self._steps_of = None if stages.one_gradient else stages.work.steps_of
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
         self._estimate_bits, self._flags = stages.rule.estimate_bits, laziness.workers * stages.rule.flag_bits
 
@@ -244,7 +244,7 @@ class Training:
     def _count(self, k: int, uploads: Uploads, downloads: int) -> None:
         ledger = self.ledger
         ledger.rounds += 1
-        ledger.iterations += len(self._steps_of(k))
+        ledger.iterations += 1 if self._steps_of is None else len(self._steps_of(k))
         ledger.uploads += uploads.uploads
         ledger.downloads += downloads
         ledger.bits_up += uploads.bits

@@ -72,7 +72,7 @@ class Workers:
             decodes=stages.estimator is not None and type(stages.estimator).said is not Estimator.said,
         )
         self.worked = self.work.init(len(ids), theta)
-        self._one_gradient = stages.inner is None and stages.local_steps == 1
+        self._one_gradient = stages.one_gradient
         self.estimates = {} if stages.estimator is None else stages.estimator.init(len(ids), theta)
         self.memory = {name: zeros(shape, theta) for name in self.rule.remembers}
         self.watched = {} if self.rule.watch is None else self.rule.watch.init(len(ids), theta)
@@ -171,7 +171,7 @@ class Workers:
             moved,
             previous=previous if self._each_round else None,
         )
-        return now, count * len(points) * len(self.work.steps_of(request.k)), worked
+        return now, count * len(points) * (1 if self._one_gradient else len(self.work.steps_of(request.k))), worked
 
     def _take_steps(
         self, request: Request, points: Sequence[Array], rows: IntArray | None

@@ -77,7 +77,7 @@ class Ranks(Local):
         self.owners = assign_workers(plan.workers, links.ranks)
         ids: IntArray = np.flatnonzero(self.owners == links.rank)
         p, itemsize = theta.shape[-1], int(theta.itemsize)
-        self.like, self.steps_of = theta, stages.work.steps_of
+        self.like, self.steps_of = theta, None if stages.one_gradient else stages.work.steps_of
         self.form = choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
         dtype = torch.float64 if itemsize == 8 else torch.float32
         length = stages.codec.length(p, itemsize)
@@ -120,7 +120,7 @@ class Ranks(Local):
             uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=torch.float64))
         if not self.overlap:
             self.wait()
-        each = request.points * len(self.steps_of(request.k))
+        each = request.points * (1 if self.steps_of is None else len(self.steps_of(request.k)))
         return uploads._replace(gradients=int(np.count_nonzero(request.computes)) * each)
 
     def _send(self, outgoing: Any, route: Route) -> None:
