@@ -32,7 +32,7 @@ FOREIGN: dict[str, set[str]] = {
     "data": {"numpy", "sklearn", "platformdirs", "PIL"},
     "problems": {"numpy", "torch", "safetensors"},
     "transports": {"numpy", "torch"},
-    "loops": {"numpy", "torch"},
+    "loops": {"numpy", "torch", "accelerate", "transformers", "lightning"},
     "theory": {"numpy"},
     "analysis": {"numpy"},
     "runs": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl", "pandas"},

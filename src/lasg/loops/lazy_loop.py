@@ -90,6 +90,7 @@ class LazyLoop:
         self._thread = ThreadPoolExecutor(1, "lasg") if delay else None
         self._under_way: Future[Round] | None = None
         self._closed = False
+        self._settled = False
         self._hook = optimizers[0].register_step_post_hook(self._stepped)
 
     def _take_over(self, links: Links, stages: Stages, outer: Any, ways: list[Any]) -> Tensor:
@@ -113,15 +114,31 @@ class LazyLoop:
     # -- rounds ---------------------------------------------------------------------------------------------------
 
     def _stepped(self, *_: Any) -> None:
-        """Count a step of the optimizer; the last of a round closes it."""
+        self.step()
+
+    def step(self) -> None:
+        """Count a step of the optimizer; the last of a round closes it. Only after `release` it is yours to call."""
         if self._closed:
             raise LasgError(
                 "the optimizer was stepped after its lazy loop had ended, which would move this rank's model alone: "
                 "step inside `with lasg.lazy(...)`, or make a new one"
             )
         self.steps += 1
+        self._settled = False
         if self.steps == self.every:
             self._close_round()
+
+    def settle(self) -> None:
+        """Close the round now, so that all ranks have one model; all must call it after the same step."""
+        if self._settled:
+            return
+        if self.steps:
+            self._close_round()
+        self._finish_exchange()
+        self._start = self._set(self._training.theta)
+        if self.buffers != "never":
+            pool_buffers(self._ranks.links, self.model, self._moves.weights)
+        self._settled = True
 
     @torch.no_grad()
     def _close_round(self) -> None:
@@ -201,6 +218,15 @@ class LazyLoop:
         links.agree({"round": training.server.k, "model at the end": checksum(training.theta)})
         self._leave()
 
+    def release(self) -> None:
+        """Let go of the optimizer: whoever made the loop calls `step`, on all ranks alike."""
+        self._hook.remove()
+
+    def leave(self) -> None:
+        """End the loop without another word: this rank's model stays as it is."""
+        self.release()
+        self._leave()
+
     def _leave(self) -> None:
         self._closed = True
         if self._thread is not None:
@@ -214,10 +240,14 @@ class LazyLoop:
         if kind is None:
             self.close()
         else:
-            self._hook.remove()
-            self._leave()
+            self.leave()
 
     # -- what loggers and checkpoints want ------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in its group."""
+        return self._ranks.links.rank
 
     @property
     def rounds(self) -> int:
@@ -238,6 +268,7 @@ class LazyLoop:
         """Return what this rank needs to go on, besides the states of its model and optimizers: each rank its own."""
         self._finish_exchange()
         now = {"steps": self.steps, "start": self._start.clone(), "parameters": checksum(self._gather())}
+        now["settled"] = self._settled
         return {**as_tensors(self._training.state()), "loop": now, "of": self._identity()}
 
     def _identity(self) -> dict[str, Any]:
@@ -266,7 +297,7 @@ class LazyLoop:
             self._training.restore(as_arrays(state_dict, self._training.state(live=True)))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise LasgError(f"this state dict is not of a lazy loop like this one: {error!r}") from None
-        self.steps, self._start = int(loop["steps"]), loop["start"].clone()
+        self.steps, self._start, self._settled = int(loop["steps"]), loop["start"].clone(), bool(loop["settled"])
         self._ranks.links.agree({"round": self.rounds, "model": checksum(self._training.theta)})
 
     def __repr__(self) -> str:

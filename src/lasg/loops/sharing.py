@@ -21,7 +21,8 @@ from lasg.transports.links import Links
 def share_of_ranks(weight: float | None, links: Links) -> FloatArray:
     """Return every rank's share of the objective."""
     own = 1 / links.ranks if weight is None else float(weight)
-    shares = np.frombuffer(b"".join(links.gather(np.float64(own).tobytes(), "weights")))
+    gathered = b"".join(links.gather(np.float64(own).tobytes(), "weights"))
+    shares = np.frombuffer(bytearray(gathered))  # torch warns of arrays that cannot be written to
     if not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
         given = ", ".join(f"{share:g}" for share in shares)
         raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
