@@ -16,7 +16,7 @@ from lasg.loops import frameworks
 from tests.loops.test_lazy_loop import loop_of, train
 from tests.loops.test_lazy_optimizer import data, flat
 
-ADAPTERS = {"accelerate": "accelerate"}
+ADAPTERS = {"accelerate": "accelerate", "huggingface": "transformers", "lightning": "lightning"}
 
 
 def say(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
