@@ -1,15 +1,17 @@
 # make demo         install what the commands need, then train all twelve algorithms on embedded data
 # make test         install what developers need too, then run the whole test suite
-# make check        the same install, then format check, lint, types
-# make install, install-dev   the installs alone
+# make test-all     install transformers, accelerate and lightning too, then test the adapters for them
+# make check        the same install as for test, then format check, lint, types
+# make install, install-dev, install-all   the installs alone
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two installs share one environment; the larger one holds the smaller.
+# The installs share one environment; a larger one holds the smaller.
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+ALL_STAMP := $(VENV)/.installed-all
 
-.PHONY: install install-dev demo test check format clean
+.PHONY: install install-dev install-all demo test test-all check format clean
 
 # pip would compile all of torch, most of which the demo never imports: that took two thirds of its time. The tests start
 # many processes, and where PYTHONDONTWRITEBYTECODE is set each of them would compile again: there it is done once, at last.
@@ -24,6 +26,8 @@ install: $(STAMP)
 
 install-dev: $(DEV_STAMP)
 
+install-all: $(ALL_STAMP)
+
 $(STAMP): EXTRAS := data,plot,coding
 $(STAMP): pyproject.toml constraints.txt
 	$(install-extras)
@@ -35,11 +39,20 @@ $(DEV_STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP) $@
 
+$(ALL_STAMP): EXTRAS := dev,huggingface,lightning
+$(ALL_STAMP): pyproject.toml constraints.txt
+	$(install-extras)
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@touch $(STAMP) $(DEV_STAMP) $@
+
 demo: install
 	$(BIN)/lasg demo
 
 test: install-dev
 	$(BIN)/python -m pytest -n auto
+
+test-all: install-all
+	$(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py
 
 check: install-dev
 	$(BIN)/ruff format --check .

@@ -8,6 +8,9 @@ import pytest
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """The paper and the real data lie beside the project."""
 TOGETHER = (
+    "tests/adapters/test_accelerate.py",
+    "tests/adapters/test_huggingface.py",
+    "tests/adapters/test_lightning.py",
     "tests/runs/test_on_ranks.py",
     "tests/golden/test_golden.py",
     "tests/flower/test_deployed.py",

@@ -24,7 +24,7 @@ class Classifier(L.LightningModule):  # type: ignore[misc]
         return cross_entropy(self.layers(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.005)
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         strategy="lasg",
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "2")),
-        max_epochs=10,
+        max_epochs=5,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

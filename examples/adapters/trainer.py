@@ -31,9 +31,9 @@ def main() -> None:
     data: Any = [{"x": image, "labels": label} for image, label in zip(x, y, strict=True)]
     arguments = TrainingArguments(
         "lasg-trainer",
-        num_train_epochs=10,
+        num_train_epochs=5,
         per_device_train_batch_size=16,
-        learning_rate=0.005,
+        learning_rate=0.01,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,

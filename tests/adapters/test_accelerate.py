@@ -21,7 +21,7 @@ from lasg.loops.accelerate import LazyLocalSGD
 from tests.adapters.common import as_torchrun_would, flat, network, samples
 from tests.transports.ranks import on_ranks
 
-DENSE = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
+DENSE: dict[str, Any] = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
 
 
 def fresh(accumulation: int = 1, norm: bool = False) -> tuple[Accelerator, Any, Any, Any]:

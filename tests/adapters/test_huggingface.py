@@ -29,7 +29,7 @@ from lasg.loops.huggingface import LazyCallback
 from tests.adapters.common import as_torchrun_would, flat
 from tests.transports.ranks import on_ranks
 
-DENSE = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
+DENSE: dict[str, Any] = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
@@ -94,7 +94,7 @@ def trainer_of(folder: str, dropout: float = 0.1, **options: Any) -> tuple[Train
 
 
 def like_ddp(folder: str) -> tuple[Tensor, Tensor, Tensor]:
-    options = {"dropout": 0.0, "optim": "sgd", "learning_rate": 0.1, "gradient_accumulation_steps": 2}
+    options: dict[str, Any] = {"dropout": 0.0, "optim": "sgd", "learning_rate": 0.1, "gradient_accumulation_steps": 2}
     options["max_grad_norm"] = 0.0  # the mean of clipped gradients is not their clipped mean
     plain, _ = trainer_of(folder, **options)
     plain.train()
@@ -111,7 +111,7 @@ def test_a_dense_round_after_every_step_of_sgd_is_ddp(found: dict[str, Any]) -> 
 
 
 def resumed(folder: str) -> tuple[Tensor, Tensor, list[Tensor], list[dict[str, Any]], list[dict[str, Any]]]:
-    options = {"save_strategy": "steps", "save_steps": 6}
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6}
     trainer, recorder = trainer_of(folder, **options)
     trainer.add_callback(LazyCallback(trainer, every=4))
     trainer.train()

@@ -24,7 +24,7 @@ from lasg.loops.lightning import FabricLazyStrategy, LazyStrategy  # noqa: E402
 from tests.adapters.common import as_torchrun_would, flat, network, samples  # noqa: E402
 from tests.transports.ranks import on_ranks  # noqa: E402
 
-DENSE = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
+DENSE: dict[str, Any] = {"algorithm": "diloco", "outer": torch.optim.SGD, "outer_options": {"lr": 1.0}}
 
 
 class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]

@@ -73,8 +73,10 @@ class LazyLocalSGD:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close a last, shorter round; where the loop failed, say nothing more."""
         with self._left:
-            if self.loop is not None:
-                _ = self.loop.close() if kind is None else self.loop.leave()
+            if self.loop is not None and kind is None:
+                self.loop.close()
+            elif self.loop is not None:
+                self.loop.leave()
 
     @property
     def logs(self) -> dict[str, int]:

@@ -17,9 +17,9 @@ from lasg.errors import LasgError, missing_extra
 from lasg.loops.lazy_loop import LazyLoop, lazy
 
 VERSIONS = {
-    "accelerate": ("huggingface", "1.10", "2"),
-    "transformers": ("huggingface", "5.0", "6"),
-    "lightning": ("lightning", "2.5", "3"),
+    "accelerate": ("huggingface", "1.15", "2"),
+    "transformers": ("huggingface", "5.17", "6"),
+    "lightning": ("lightning", "2.6", "3"),
 }
 """By package: the extra that brings it, the first version that the adapter knows, and the first that it does not."""
 
