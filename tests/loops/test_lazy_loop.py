@@ -276,6 +276,15 @@ def test_an_optimizer_that_is_stepped_after_the_end_is_refused() -> None:
         train(model, optimizer, data(0, 1))
 
 
+def test_a_new_loop_takes_over_the_optimizer_of_one_that_ended() -> None:
+    model = module()
+    optimizer = sgd(model)
+    for _ in range(2):
+        with lasg.lazy(model, optimizer, every=2) as loop:
+            train(model, optimizer, data(0, 4))
+        assert loop.rounds == 2
+
+
 def test_a_loop_that_failed_lets_go_of_the_optimizer() -> None:
     model = module()
     optimizer = sgd(model)

@@ -14,10 +14,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lasg.core.algorithms import LOCAL_DEFAULT, Outer, Stages
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
@@ -33,6 +35,8 @@ from lasg.transports.links import TIMEOUT, Links, describe_code
 from lasg.transports.ranks import CHECK_EVERY, Ranks
 
 PoolBuffers = Literal["end", "round", "never"]
+_ended: WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle] = WeakKeyDictionary()
+"""The hooks of loops that have ended: they refuse further steps, until there is a new loop."""
 
 
 class _Moves:
@@ -91,6 +95,8 @@ class LazyLoop:
         self._under_way: Future[Round] | None = None
         self._closed = False
         self._settled = False
+        if (ended := _ended.pop(optimizers[0], None)) is not None:
+            ended.remove()
         self._hook = optimizers[0].register_step_post_hook(self._stepped)
 
     def _take_over(self, links: Links, stages: Stages, outer: Any, ways: list[Any]) -> Tensor:
@@ -229,6 +235,7 @@ class LazyLoop:
 
     def _leave(self) -> None:
         self._closed = True
+        _ended[self.optimizers[0]] = self._hook
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
