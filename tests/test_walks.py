@@ -130,7 +130,7 @@ def federated(codec: str) -> Walk:
             samples=round(problem.weights[m] * problem.samples),
             like=problem.start(),
             stages=stages,
-            schedule=step,
+            optimizer=lambda theta: ClosedFormSGD(theta, step),
             D=spec.D,
         )
         for m, key in enumerate(keys)

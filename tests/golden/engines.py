@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 import lasg
 from lasg.core.arrays import host
-from lasg.core.optimizers import Constant
 from lasg.core.training import Hosted, Round, Training
 from lasg.problems.buffers import Buffers
 from lasg.runs import factories
@@ -215,7 +214,6 @@ def federate(cell: Cell) -> Trace:
         spec = _spec(cell)
         whole = _problem(cell, spec)
         stages = spec.stages
-        schedule = factories.schedule(spec) if spec.optimizer == "sgd" else Constant(spec.eta)
         keys = [f"site-{m}" for m in range(spec.workers)]
         sizes = np.rint(whole.weights * whole.samples).astype(int).tolist()
         nodes = {}
@@ -226,7 +224,7 @@ def federate(cell: Cell) -> Trace:
                 own,
                 samples=sizes[m],
                 like=whole.start(),
-                schedule=schedule,
+                optimizer=lambda theta: factories.optimizer(spec, theta),
                 D=spec.D,
                 clip=spec.clip,
                 buffers=getattr(own, "buffers", None),

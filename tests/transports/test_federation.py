@@ -38,7 +38,7 @@ def member(m: int, stages: Stages, problem: Any, D: float = 10) -> Node:
         samples=SIZES[m],
         like=problem.start(),
         stages=stages,
-        schedule=STEP,
+        optimizer=lambda theta: ClosedFormSGD(theta, STEP),
         D=D,
     )
 

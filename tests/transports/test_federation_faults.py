@@ -123,7 +123,16 @@ def with_buffers(**options: Any) -> tuple[Training, Federation, Wire]:
     nodes = {}
     for m in range(WORKERS):
         own = problem(m)
-        node = Node(KEYS[m], own, samples=40, like=own.start(), stages=stages, schedule=STEP, D=D, buffers=own.buffers)
+        node = Node(
+            KEYS[m],
+            own,
+            samples=40,
+            like=own.start(),
+            stages=stages,
+            optimizer=lambda theta: ClosedFormSGD(theta, STEP),
+            D=D,
+            buffers=own.buffers,
+        )
         nodes[100 + m] = node
     wire = Wire(nodes)
     options = {"away_after": D, **options}

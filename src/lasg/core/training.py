@@ -105,7 +105,7 @@ class Training:
         self.server = Server(optimizer, stages, laziness, smoothness, weights)
         self._minibatch_loss = None if self.server.guard is None else minibatch_loss
         wants_loss = self._minibatch_loss is not None
-        plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer.plain, wants_loss, weights)
+        plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer, wants_loss, weights)
         hosting = self.transport.begin(plan)
         self.ids, self.listener, self._here = hosting.ids, hosting.listener, hosting.carries == "news"
         self.workers: Workers | None = None

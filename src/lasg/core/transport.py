@@ -14,6 +14,7 @@ from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, FloatArray, IntArray
 from lasg.core.belief import Listener
 from lasg.core.messages import Request, Uploads
+from lasg.core.optimizers import Optimizer
 from lasg.core.work import Oracle
 
 
@@ -61,8 +62,8 @@ class Plan(NamedTuple):
     """Any model: its length, dtype and device."""
     seed: int
     D: float
-    plain: bool
-    """Whether the server steps with plain SGD."""
+    optimizer: Optimizer
+    """The server's, as it is in every round: who has its state can repeat its steps."""
     wants_loss: bool = False
     """Whether the guard wants to know the loss of the minibatches."""
     weights: FloatArray | None = None

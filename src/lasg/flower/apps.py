@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from lasg.core.arrays import Array, FloatArray, host, zeros
-from lasg.core.optimizers import Constant
 from lasg.core.training import Training
 from lasg.core.work import Oracle
 from lasg.errors import LasgError, first_line
@@ -124,12 +123,13 @@ def _node(context: Context, make_problem: MakeProblem) -> Node:
         problem,
         samples=problem.samples,
         like=zeros(start.shape, start),
-        schedule=Constant(settings.spec.server_optimizer.eta),
+        optimizer=lambda theta: factories.optimizer(settings.spec, theta),
         D=settings.D,
         stages=settings.stages.for_shapes(getattr(problem, "shapes", None)),
         seed=settings.seed,
         clip=settings.clip or None,
         buffers=getattr(problem, "buffers", None),
+        start=start,
     )
     memory = context.state.get(MEMORY)
     if isinstance(memory, ConfigRecord):
@@ -164,10 +164,28 @@ def train(
     measure: Measure | None = None,
     smoothness: FloatArray | None = None,
 ) -> Training:
-    """Train over the nodes of a grid; leave checkpoint, trace and model in the settings' folder.
+    """Train over the nodes of a grid; leave checkpoint, trace and model in the settings' folder."""
+    run, federation, trained = serve(grid, settings, model, smoothness)
+    out = Path(settings.out).resolve()
+    folder = choose(out, resume=settings.resume)
+    if folder != out and not settings.resume:
+        say(INFO, f"{out} has a run in it: this one goes to {folder} (resume=true goes on with the last)")
+    with lock(folder, LINGERING if settings.resume else 0.0):
+        spec = settings.spec.but(dtype=str(host(run.theta).dtype))
+        recorder = Recorder(folder, spec, run, federation)
+        _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
+        recorder.finish(trained())
+    say(INFO, _summary(run, federation, folder / MODEL))
+    return run
 
-    The model is not changed. What is measured, and what is saved, are copies of it in evaluation mode, with the nodes'
-    BatchNorm statistics pooled.
+
+def serve(
+    grid: Grid, settings: Settings, model: nn.Module, smoothness: FloatArray | None = None
+) -> tuple[Training, Federation, Callable[[], nn.Module]]:
+    """Return a training over the nodes of a grid, what reaches them, and what gives the model as it is now.
+
+    The model that is given is not changed. What is measured, and what is saved, are copies of it in evaluation mode,
+    with the nodes' BatchNorm statistics pooled.
     """
     module = copy.deepcopy(model)
     flat, buffers = FlatView(module.named_parameters()), Buffers(module, len(settings.names))
@@ -198,17 +216,7 @@ def train(
         federation.load_pooled_buffers()
         return copy.deepcopy(module).eval()
 
-    out = Path(settings.out).resolve()
-    folder = choose(out, resume=settings.resume)
-    if folder != out and not settings.resume:
-        say(INFO, f"{out} has a run in it: this one goes to {folder} (resume=true goes on with the last)")
-    with lock(folder, LINGERING if settings.resume else 0.0):
-        spec = settings.spec.but(dtype=str(host(run.theta).dtype))
-        recorder = Recorder(folder, spec, run, federation)
-        _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
-        recorder.finish(trained())
-    say(INFO, _summary(run, federation, folder / MODEL))
-    return run
+    return run, federation, trained
 
 
 def _summary(run: Training, federation: Federation, model: Path) -> str:

@@ -21,8 +21,9 @@ from lasg.core.belief import NEVER, upload_id
 from lasg.core.messages import Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
+from lasg.packing import pack
 from lasg.transports.membership import Carrier, Membership, Report
-from lasg.transports.model_deltas import DeltaLog, Told, encode_steps
+from lasg.transports.model_deltas import DeltaLog, Told, encode_steps, tells_sums
 from lasg.transports.nodes import Answer, Checker, Parcel, agreed_settings, require
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ class Federation(Local):
         """Take the workers' keys: a node is worker m if it says key m.
 
         A worker that has not answered for `away_after` rounds is `away`: its contribution is kept or dropped, or the
-        run stops. With `send_deltas`, which needs a server that steps with plain SGD, a node that has an older model is
-        told what changed it, where that is shorter than the model; nodes then see the quantised contributions of the
-        others. `buffers` has a place for every worker's buffers, which are kept there as they come.
+        run stops. With `send_deltas` a node that has an older model is told what changed it, where that is shorter than
+        the model; nodes then see the quantised contributions of the others. `buffers` has a place for every worker's
+        buffers, which are kept there as they come.
         """
         if away not in ("keep", "drop", "stop"):
             raise LasgError(f"away must be keep, drop or stop, got {away!r}")
@@ -91,7 +92,10 @@ class Federation(Local):
         self.estimates = plan.stages.rule.estimate is not None
         self.checker = Checker(self.listener, plan.stages, norm_bound=self.norm_bound, buffers=self.buffers)
         self.members.settings = agreed_settings(plan.stages, plan.D, plan.seed, plan.theta, self.buffers)
-        self.deltas = DeltaLog(plan.stages, plan.theta) if self.send_deltas and plan.plain else None
+        self.optimizer, self.robust = plan.optimizer, plan.stages.robust is not None
+        # A sum is as long as the model: for that no node needs to know an optimizer's momenta.
+        follows = self.send_deltas and (plan.optimizer.plain or not tells_sums(plan.stages, plan.theta))
+        self.deltas = DeltaLog(plan.stages, plan.theta) if follows else None
         return Hosting(np.arange(0), None)
 
     def gather(self, seconds: float) -> None:
@@ -144,8 +148,7 @@ class Federation(Local):
 
     def _ask(self, m: int, now: OpenRound) -> None:
         """Ask a worker for its round: with the model, or with what changed the one that it has."""
-        request, told = now.request, self.members.told.get(m)
-        steps = None if self.deltas is None or told is None else self.deltas.steps_for(m, told, request.k)
+        request = now.request
         head: dict[str, Any] = {
             "kind": "work",
             "run": self.run,
@@ -161,18 +164,36 @@ class Federation(Local):
             "weight": float(self.members.weights[m]),
             "checksum": now.checksum,
         }
-        has = {} if told is None else dict(told.has)
-        if told is None or steps is None:
-            arrays: dict[str, npt.NDArray[Any]] = {"model": host(request.theta)}
-            if told is None and self.buffers is not None and self.held[m] != NEVER:
-                head["buffers"], arrays["buffers"] = self.buffers.pack(m)
-        else:
-            more, arrays = encode_steps(steps)
-            head |= {"basis": told.at, **more}
-            has |= {unit: j for held in steps.values() for unit, (j, _) in held.items()}
+        more, arrays, told = self._model_or_steps(m, now)
         now.asked.add(m)
-        name = self.members.push(self.members.node_of_worker[m], Parcel(head, arrays))
-        now.pending[name] = (m, Told(request.k, has, told is None))
+        name = self.members.push(self.members.node_of_worker[m], Parcel({**head, **more}, arrays))
+        now.pending[name] = (m, told)
+
+    def _model_or_steps(self, m: int, now: OpenRound) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]], Told]:
+        """Return what brings a worker's node to the model of the round, and what it then has."""
+        k, told = now.request.k, self.members.told.get(m)
+        if k == 0 and m not in now.asked and self.members.starts.get(m) == now.checksum:
+            return {}, {}, Told(0, {}, False)  # it has the model
+        has = {} if told is None else dict(told.has)
+        steps = None if self.deltas is None or told is None else self.deltas.steps_for(m, told, k)
+        if told is not None and steps is not None:
+            head, arrays = encode_steps(steps)
+            head |= {"basis": told.at, **({"weights": self.members.weights.tolist()} if self.robust else {})}
+            has |= {unit: j for held in steps.values() for unit, (j, _) in held.items()}
+            return head, arrays, Told(k, has, False)
+        head, arrays, at = {}, {"model": host(now.request.theta)}, k
+        if self.deltas is not None and (state := self._optimizer_state()):
+            if self.optimizer.plain or self.deltas.helps(m):
+                arrays["optimizer"] = np.frombuffer(pack(state), np.uint8)
+            else:
+                at = NEVER
+        if told is None and self.buffers is not None and self.held[m] != NEVER:
+            head["buffers"], arrays["buffers"] = self.buffers.pack(m)
+        return head, arrays, Told(at, has, told is None)
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Return what repeating the server's steps takes besides the model: nothing, for plain SGD in closed form."""
+        return {name: value for name, value in self.optimizer.state().items() if name != "theta"}
 
     def _take(self, m: int, told: Told, parcel: Parcel | None, now: OpenRound) -> None:
         """Take an answer, or refuse it."""
@@ -190,6 +211,8 @@ class Federation(Local):
             members.refuse(node, key, str(error))
             return
         if answer.kind == "lost":
+            if self.deltas is not None and now.request.k:  # before the first round there are no steps
+                self.deltas.note_lost(m)
             self._ask(m, now)
         elif answer.kind != "stale":
             members.failures.pop(node, None)

@@ -93,6 +93,8 @@ class Membership:
         self.node_of_worker: dict[int, int] = {}
         self.told: dict[int, Told] = {}
         """What each worker's node has, if it answers."""
+        self.starts: dict[int, Any] = {}
+        """The checksum of the model that each worker's node would start from by itself, where it says so."""
         self.failures: dict[int, Trouble] = {}
         """The last error of each node that has not answered since."""
         self._greeted: dict[str, int] = {}
@@ -193,6 +195,7 @@ class Membership:
         require(same, f"{key} had {self.samples[m]} samples, and now has {samples}")
         self.node_of_worker[m], self.samples[m] = node, samples
         self.told.pop(m, None)
+        self.starts[m] = parcel.head.get("start")
         return m
 
     def _drop(self, m: int) -> None:

@@ -1,8 +1,9 @@
 """What moved the model, told to nodes that have an older one: where that is shorter than the model itself.
 
 The server's aggregate is a function of what it holds: one message per worker, or, where those are as long as the model
-or build on one another, their sum. A node that has the model of a round, and what the server held then, needs only
-what came since: it repeats the steps.
+or build on one another, their sum. Under `residual` it holds what came in the round, and nothing else. A node that has
+the model of a round, the state of the server's optimizer, and what the server held then, needs only what came since: it
+repeats the steps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import Array, host, zeros
+from lasg.core.arrays import Array, FloatArray, host, zeros
 from lasg.core.belief import Listener, is_chained
 from lasg.core.codecs import Dense
 from lasg.core.messages import News
-from lasg.core.optimizers import ClosedFormSGD, Schedule
+from lasg.core.optimizers import Optimizer
 
 Held = dict[int, tuple[int, bytes]]
 """Messages by worker, with the round that each came in; an empty one is a contribution that was dropped."""
@@ -32,14 +33,18 @@ SUM = 0
 def tells_sums(stages: Stages, theta: Array) -> bool:
     """Tell whether the sum of all contributions is told, and not each worker's message."""
     length = stages.codec.length(theta.shape[-1], int(theta.itemsize))
-    own = stages.belief == "replace" and not is_chained(stages.belief, stages.codec)
-    return not own or length is None or length >= theta.shape[-1] * theta.itemsize
+    if length is not None and length >= theta.shape[-1] * theta.itemsize:
+        return True
+    if stages.belief == "residual":
+        return bool(stages.codec.init_decoder(1, theta))  # which no node has
+    return length is None or is_chained(stages.belief, stages.codec)
 
 
 class Told(NamedTuple):
     """What a node has, if it answers: the model of a round, and the rounds of the messages that it holds."""
 
     at: int
+    """`NEVER`: it has a model, and not the state of the server's optimizer, so it cannot go on from there."""
     has: dict[int, int]
     whole: bool
     """Whether it was told everything that one without any memory needs."""
@@ -50,7 +55,7 @@ class DeltaLog:
 
     def __init__(self, stages: Stages, theta: Array) -> None:
         self.limit = int(theta.shape[-1] * theta.itemsize)
-        self.sums = tells_sums(stages, theta)
+        self.sums, self.used_once = tells_sums(stages, theta), stages.belief == "residual"
         self.restore([])
 
     def note(self, k: int, came: Mapping[int, bytes], dropped: Sequence[int], news: News | None) -> None:
@@ -60,10 +65,13 @@ class DeltaLog:
             units = {SUM: Dense().encode(news.vector[None])[0] if units else b""}
         self.log[k] = {unit: (k, message) for unit, message in units.items()}
         while len(self.log) > 1 and _size(self.log) > self.limit:
-            self.before |= self.log.pop(min(self.log))
+            gone = self.log.pop(min(self.log))
+            self.before |= {} if self.used_once else gone
 
     def held(self, until: float = math.inf) -> Held:
         """Return what was held after a round of the log, by default the last."""
+        if self.used_once:
+            return {}
         held = dict(self.before)
         for k, came in self.log.items():
             if k <= until:
@@ -75,15 +83,35 @@ class DeltaLog:
 
         They may be longer than it by what the node has saved so far, or would have saved if it held all messages.
         """
-        if told.at not in self.log:
-            return None
         spare = self.spare.get(m, 0)
+        if told.at not in self.log:
+            self.spare[m] = spare + max(0, self.limit - self._last_size()) if spare < 0 else spare
+            return None
         missing = {unit: held for unit, held in self.held(told.at).items() if told.has.get(unit) != held[0]}
+        missing = self.log[told.at] if self.used_once else missing
         later = {j: self.log[j] for j in range(told.at + 1, k)}
         steps = {told.at: missing, **later}
         fits = _size(steps) <= self.limit + spare
         self.spare[m] = spare + (self.limit - _size(steps) if fits else max(0, self.limit - _size(later)))
         return steps if fits else None
+
+    def helps(self, m: int) -> bool:
+        """Tell whether a worker's node that gets the model should get the state of the server's optimizer with it.
+
+        That may be several times as long as the model, so a round's messages must be much shorter than that.
+        """
+        return 2 * self._last_size() <= self.limit and self.spare.get(m, 0) >= 0
+
+    def note_lost(self, m: int) -> None:
+        """Take note that a worker's node could not repeat the steps: it is told everything once more.
+
+        Where its arithmetic has other last digits that is so in every round, and the model alone is then shorter.
+        """
+        self.spare[m] = self.spare.get(m, 0) - 2 * self.limit
+
+    def _last_size(self) -> int:
+        """Return the bytes of what came in the last round."""
+        return _size({0: self.log[max(self.log)]}) if self.log else 0
 
     def state(self) -> list[Any]:
         """Return what is held now."""
@@ -98,22 +126,29 @@ class DeltaLog:
         """Bytes by which each node's steps may be longer than the model."""
 
 
-def follow(theta: Array, held: Held, steps: Steps, stages: Stages, workers: int, schedule: Schedule) -> Array:
-    """Repeat the server's steps at a node, from its model and from what the server held then, which is updated."""
+def follow(
+    optimizer: Optimizer, held: Held, steps: Steps, stages: Stages, workers: int, weights: FloatArray | None = None
+) -> None:
+    """Repeat the server's steps at a node, with its optimizer, and from what the server held then, which is updated.
+
+    `weights` are n_m / N of all workers, where what one of them adds to the sum is bounded.
+    """
     for k, came in steps.items():
         held |= came
-        theta = ClosedFormSGD(theta, schedule).step(k, _aggregate(held, theta, stages, workers))
-    return theta
+        optimizer.step(k, _aggregate(held, optimizer.theta, stages, workers, weights))
+        if stages.belief == "residual":
+            held.clear()
 
 
-def _aggregate(held: Held, like: Array, stages: Stages, workers: int) -> Array:
+def _aggregate(held: Held, like: Array, stages: Stages, workers: int, weights: FloatArray | None) -> Array:
     """Return the aggregate of what is held."""
     said = {unit: message for unit, (_, message) in sorted(held.items()) if message}
     if not said:
         return zeros(like.shape, like)
     if tells_sums(stages, like):
         return Dense().decode([said[SUM]], like)[0]
-    listener = Listener("replace", stages.codec, workers, like, whole=True, forgetful=True)
+    bound: dict[str, Any] = {"robust": stages.robust, "weights": weights}
+    listener = Listener(stages.belief, stages.codec, workers, like, whole=True, forgetful=True, **bound)
     news = listener.take(list(said.values()), np.array(list(said)))
     assert news is not None
     return news.vector

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
 from lasg.core.entropy import FORMAT
 from lasg.core.messages import Request
-from lasg.core.optimizers import Schedule
+from lasg.core.optimizers import Optimizer
 from lasg.core.work import Oracle
 from lasg.core.workers import Workers
 from lasg.errors import LasgError
@@ -74,20 +74,23 @@ class Node:
         samples: int,
         like: Array,
         stages: Stages,
-        schedule: Schedule,
+        optimizer: Callable[[Array], Optimizer],
         D: float,
         seed: int = 0,
         clip: float | None = None,
         buffers: Buffers | None = None,
+        start: Array | None = None,
     ) -> None:
         """Take the worker's own problem, an oracle of one worker whose weight the server decides.
 
-        `like` is any vector of the model's length, dtype and device. `buffers` are the oracle's, if training changes
-        any; they are then part of the oracle's state.
+        `like` is any vector of the model's length, dtype and device. `optimizer` gives the server's optimizer of a
+        model, with which its steps can be repeated. `buffers` are the oracle's, if training changes
+        any; they are then part of the oracle's state. `start` is the model that it would start from by itself: where
+        that is the server's, it need not be sent.
         """
         self.key, self.samples, self.like, self.clip = key, samples, like, clip
-        self.oracle, self.stages, self.rule, self.schedule = oracle, stages, stages.rule, schedule
-        self.D, self.seed, self.buffers = D, seed, buffers
+        self.oracle, self.stages, self.rule, self.make_optimizer = oracle, stages, stages.rule, optimizer
+        self.D, self.seed, self.buffers, self.start = D, seed, buffers, start
         self.settings = agreed_settings(stages, D, seed, like, buffers)
         self.bytes_up = self.bytes_down = 0
         """What it has sent and received, as far as it remembers."""
@@ -99,8 +102,8 @@ class Node:
         self.incarnation, self.k, self.last, self.epoch = "", -1, -1, -1
         self.answered: tuple[list[int], Parcel] | None = None
         self.at: int | None = None
-        self.theta: Array = None
-        """The model of round `at`."""
+        self.optimizer: Optimizer | None = None
+        """The server's, as it was in round `at`, with the model of that round."""
         self.held: Held = {}
         """What the server held then, as far as it was told."""
         if self.buffers is not None:
@@ -133,7 +136,8 @@ class Node:
         mine = {"buffers": theirs["buffers"], **self.settings}  # who changes no buffer sends none
         differing = [name for name in theirs if theirs[name] != mine.get(name)]
         differs = "; ".join(f"its {name} is {mine.get(name)}, not {theirs[name]}" for name in differing)
-        return Parcel({"kind": "here", "key": self.key, "samples": self.samples, "differs": differs}, {})
+        start = {} if self.start is None else {"start": checksum(self.start)}
+        return Parcel({"kind": "here", "key": self.key, "samples": self.samples, "differs": differs, **start}, {})
 
     def _work(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Parcel:
         """Compute a round, and upload or be silent."""
@@ -160,7 +164,8 @@ class Node:
         """Compute a round at the model that was reached; return the answer."""
         self.k = k
         self.weighted_oracle.share = float(head["weight"])
-        theta = self.theta
+        assert self.optimizer is not None
+        theta = self.optimizer.theta
         if self.rule.periodic and int(k // self.D) != self.epoch:
             self.workers.snapshot, self.epoch = theta, int(k // self.D)
         if self.last < 0 and self.workers.iterates is not None and self.stages.probe == "last":
@@ -206,25 +211,39 @@ class Node:
     def _reach(self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Have the model of round k, which came or is reached by the server's steps; tell whether it is that."""
         if "model" in arrays:
-            self.theta = cast(arrays["model"].copy(), self.like)
-        elif self.at != int(head["basis"]):
+            told = unpack(arrays["optimizer"].tobytes(), "the server's optimizer") if "optimizer" in arrays else {}
+            self._set_optimizer(arrays["model"].copy(), told)
+        elif "basis" not in head:
+            if self.start is None:
+                return False
+            self._set_optimizer(host(self.start).copy(), {})
+        elif self.optimizer is None or self.at not in (k, int(head["basis"])):
             return False
-        else:
-            steps = decode_steps(head, arrays)
-            self.theta = follow(self.theta, self.held, steps, self.stages, self.count, self.schedule)
-        reached = checksum(self.theta) == int(head["checksum"])
+        elif self.at != k:  # else the request came twice
+            weights = np.array(head["weights"]) if "weights" in head else None
+            follow(self.optimizer, self.held, decode_steps(head, arrays), self.stages, self.count, weights)
+        assert self.optimizer is not None
+        reached = checksum(self.optimizer.theta) == int(head["checksum"])
         self.at = k if reached else None
         return reached
 
+    def _set_optimizer(self, theta: npt.NDArray[Any], state: dict[str, Any]) -> None:
+        """Have the server's optimizer as it is with this model, and with the state that it has besides, if it came."""
+        self.optimizer = self.make_optimizer(cast(theta, self.like))
+        if state:
+            self.optimizer.restore({**state, "theta": self.optimizer.theta})
+
     def memory(self) -> bytes:
         """Return all that is remembered."""
+        server = {} if self.optimizer is None else self.optimizer.state()
         held = {str(unit): [k, np.frombuffer(message, np.uint8)] for unit, (k, message) in self.held.items()}
         state = {
             "who": [self.run, self.worker, self.count],
             "life": self.incarnation,
             "rounds": [self.k, self.last, self.epoch, self.at],
             "bytes": [self.bytes_up, self.bytes_down],
-            "model": self.theta,
+            "model": server.pop("theta", None),
+            "optimizer": server,
             "held": held,
             "workers": self.workers.state(),
             "oracle": getattr(self.oracle, "state", dict)(),
@@ -241,7 +260,8 @@ class Node:
             return
         self.incarnation = state["life"]
         self.k, self.last, self.epoch, self.at = state["rounds"]
-        self.theta = None if state["model"] is None else cast(host(state["model"]), self.like)
+        if state["model"] is not None:
+            self._set_optimizer(host(state["model"]), state.get("optimizer", {}))
         self.held = {int(unit): (k, message.tobytes()) for unit, (k, message) in state["held"].items()}
         self.workers.restore(state["workers"])
         if state["answered"] is not None:
