@@ -13,9 +13,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from lasg import ModuleProblem
-from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.training import Training
 from lasg.flower import Settings, apps, client_app
+from lasg.runs import factories
 from lasg.transports.federation import Federation
 from tests.flower.grid import Inline
 
@@ -96,7 +96,7 @@ def simulated(**changes: Any) -> Training:
     config = {**CONFIG, **{name.replace("_", "-"): value for name, value in changes.items()}}
     settings = Settings.from_config(config)
     own = problem(shards())
-    optimizer = ClosedFormSGD(own.start(), Constant(settings.eta))
+    optimizer = factories.optimizer(settings.spec, own.start())
     run = Training(own, optimizer, settings.stages, settings.laziness, seed=settings.seed)
     for _ in range(settings.rounds):
         run.step()

@@ -1,7 +1,8 @@
 """What a federation is told in `[tool.flwr.app.config]`, in its pyproject.toml: server and nodes read the same.
 
 What it trains and how is a spec, as of any run, with the same names and defaults; Flower's values cannot be absent, so
-here 0 or a negative number says that a limit or a constant is not set.
+here 0, a negative number or an empty word says that something is not set. Options are a table of their own, such as
+`[tool.flwr.app.config.optimizer-options]`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from lasg.core.algorithms import BITS, BUCKET, Stages, algorithm, composition_name
@@ -17,7 +18,7 @@ from lasg.core.rules import RULES
 from lasg.core.server import RHO, Laziness
 from lasg.core.settings import Settings as Shared
 from lasg.errors import LasgError
-from lasg.runs.spec import OWN, Spec
+from lasg.runs.spec import OUTER, OWN, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,24 @@ class Settings:
     codec: str = "qsgd8:512"
     local_steps: int = 1
     eta: float = Shared.eta
+    optimizer: str = Spec.optimizer
+    """What steps on gradients: at the nodes where the algorithm has an outer optimizer, as lasg-local has, else at the
+    server."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str = Spec.schedule
+    schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    outer: str = ""
+    """The server's optimizer where the nodes have their own; empty: the algorithm's."""
+    outer_eta: float = 0.0
+    """Its step size; 0: the algorithm's."""
+    outer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options; none: the algorithm's."""
+    inner_memory: str = ""
+    """Whether the nodes' own optimizers remember their momenta from round to round: kept (the default) or reset."""
+    drift: float = 0.0
+    """How much of the drift of local steps is corrected, 0 to 1."""
+    qsr: float = 0.0
+    """As a spec's: rounds grow as the step size falls; 0: they have local-steps steps."""
     rho: float = RHO
     """How lazy a lazy rule is: the bound on the aggregate's relative error. The guard watches it."""
     c: float = -1.0
@@ -69,6 +88,13 @@ class Settings:
         values: dict[str, Any] = {}
         for one in fields(cls):
             name = one.name.replace("_", "-")
+            if one.default is MISSING:  # a table, of which Flower makes names with a dot
+                if name in config:
+                    raise LasgError(f"{name} is a table, [tool.flwr.app.config.{name}], got {config[name]!r}")
+                start = f"{name}."
+                options = {key.removeprefix(start): value for key, value in config.items() if key.startswith(start)}
+                values[one.name] = {key.replace("-", "_"): value for key, value in options.items()}
+                continue
             if name not in config:
                 continue
             value, kind = config[name], type(one.default)
@@ -115,6 +141,8 @@ class Settings:
                 f"an algorithm's name says its local steps: {self.algorithm}+H{self.local_steps}, for example"
             )
         how_lazy: dict[str, Any] = {"rho": self.rho} if self.c < 0 else {"c": self.c}
+        outer: dict[str, Any] = {name: getattr(self, name) or None for name in OUTER}
+        alike = ("eta", "D", "window", "seed", "optimizer", "optimizer_options", "schedule", "schedule_options")
         return Spec(
             task=self.task,
             algorithm=name,
@@ -127,7 +155,8 @@ class Settings:
             H=self.local_steps,
             evaluate=self.evaluate_every,
             clip=self.clip or None,
-            **{name: getattr(self, name) for name in ("eta", "D", "window", "seed")},
+            **{name: getattr(self, name) for name in alike},
+            **outer,
             **how_lazy,
         )
 
