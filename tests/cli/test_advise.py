@@ -151,3 +151,8 @@ def test_a_stored_run_without_the_note_gets_it(lasg: Lasg) -> None:
     store.write_meta(folder, meta)
     assert len(notices(fine(lasg("run", "breast-cancer", "-a", "lasg-wk2", *FEW)))) == 1
     assert store.read(folder).meta["theory"]["theorem"] == "thm:nonconvex"
+
+
+def test_advice_for_a_network_names_the_methods_that_save_most(lasg: Lasg) -> None:
+    assert "lasg run digits -a lasg-local" in fine(lasg("advise", "digits", "--set", "model=mlp"))
+    assert "lasg-local" not in fine(lasg("advise", "digits"))
