@@ -320,7 +320,7 @@ class Checker:
 
     def __init__(self, listener: Listener, stages: Stages, *, norm_bound: float, buffers: Buffers | None) -> None:
         """Take who will hear the messages."""
-        self.listener, self.steps_of = listener, stages.work.steps_of
+        self.listener, self.steps_of = listener, None if stages.one_gradient else stages.work.steps_of
         self.chained = is_chained(stages.belief, stages.codec)
         self.norm_bound, self.buffers = norm_bound, buffers
 
@@ -337,7 +337,8 @@ class Checker:
         if kind in ("lost", "stale"):
             return Answer(kind)
         evaluations, left = head.get("evaluations", -1), head.get("left", math.nan)
-        counted = is_integer(evaluations) and 0 <= evaluations <= 2 * len(self.steps_of(k))
+        steps = 1 if self.steps_of is None else len(self.steps_of(k))
+        counted = is_integer(evaluations) and 0 <= evaluations <= 2 * steps
         require(counted, "it does not say how many gradients it computed")
         require(isinstance(left, float), "its left side is no number")
         require(kind != "silent" or not must_upload, "it had to upload, and is silent")
