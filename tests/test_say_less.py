@@ -39,6 +39,42 @@ def test_a_drop_in_says_far_less_and_learns() -> None:
     assert ddp.ledger.uploads == 300
 
 
+def test_eight_steps_per_round_say_150_times_less_for_as_many_gradients() -> None:
+    bench = load("say_less")
+    problem = factories.problem(task("digits").spec("sgd", workers=2, model="mlp", lam=0.0, setting="homogeneous"))
+    # An average of SGD's steps is SGD's step; one of Adam's, normalised with each worker's own noise, is shorter.
+    for optimizer, eta, most in (("momentum", 0.02, 1.02), ("adamw", 0.002, 1.3)):
+        methods = bench.DROP_IN["text-lm", optimizer]
+        ddp, eight = (bench.drop_in_training(problem, methods[name], eta, 2, 0) for name in ("ddp", "eight steps"))
+        for training, rounds in ((ddp, 160), (eight, 20)):
+            for _ in range(rounds):
+                training.step()
+        assert eight.ledger.gradients == ddp.ledger.gradients
+        assert eight.ledger.bits_up < ddp.ledger.bits_up / 150
+        assert eight.loss() < most * ddp.loss()
+
+
+def test_what_lost_is_run_once() -> None:
+    bench = load("say_less")
+    cases = list(bench.drop_in_cases(range(5)))
+    assert cases.count(("text-lm", "adamw", "random", 2, "own step", 0)) == 1
+    assert sum(case[0] == "text-lm" and case[4] == "own step" for case in cases) == 1
+    assert sum(case[4] == "ddp" for case in cases) == 2 * 2 * 4 * 5  # networks, optimizers, splits and workers, seeds
+
+
+def test_a_drop_in_is_printed_beside_the_same_seeds_and_step_size(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = load("say_less")
+    ddp = {"network": "a", "optimizer": "b", "split": "c", "workers": 2, "eta": 0.1, "method": "ddp", "seed": 0}
+    ddp |= {"accuracy": "0.9", "loss": "2.0", "bits_up": 400, "bits_down": 800}
+    own = ddp | {"method": "own", "accuracy": "0.91", "loss": "1.9", "bits_up": 2, "bits_down": 8}
+    later = {"seed": 1, "loss": "1.0"}
+    other = own | {"eta": 0.2}  # no yardstick
+    bench.print_beside_ddp([ddp, own, ddp | later, own | later | {"accuracy": "0.88"}, other])
+    lines = capsys.readouterr().out.splitlines()
+    numbers = "89.50 | 90.00 | -0.50 (-2.00 to +1.00) | 1.4500 | 1.5000 | -2.50 (-5.00 to +0.00)"
+    assert lines[2:] == [f"| a, b, c, 2 | own | 2 | {numbers} | 200 | 100 |"]
+
+
 def test_rows_are_kept_and_the_table_is_printed_from_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = load("say_less")
     row = {"case": "a 0", "task": "a", "algorithm": "x", "loss": "0.1", "reached": True, "rounds": 3, "gradients": 6}
