@@ -168,6 +168,7 @@ DROP_IN: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
     ("cnn", "adamw"): {
         "ddp": {"algorithm": "sgd", **ADAMW},
+        "AdamW at the server": {"algorithm": SPARSE, **ADAMW},
         "own step": {"algorithm": f"{SPARSE}+inner", **ADAMW},
     },
 }
