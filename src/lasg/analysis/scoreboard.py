@@ -14,7 +14,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +272,7 @@ def _marked(one: Standing, arrived: Sequence[Standing]) -> Standing:
         all(theirs <= mine for theirs, mine in zip(others, own, strict=True)) and others != own
         for others in ([rival.counts[name].mean for name in ("bits_up", "rounds")] for rival in arrived)
     )
-    return Standing(**{**vars(one), "front": not any(better)})
+    return replace(one, front=not any(better))
 
 
 def read_all(folder: Path) -> dict[str, list[Row]]:

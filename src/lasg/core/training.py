@@ -108,21 +108,9 @@ class Training:
         plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer, wants_loss, weights)
         hosting = self.transport.begin(plan)
         self.ids, self.listener, self._here = hosting.ids, hosting.listener, hosting.carries == "news"
-        self.workers: Workers | None = None
-        if self.problem is not None and len(self.ids):
-            oracle = self.problem if len(self.ids) == laziness.workers else Hosted(self.problem, self.ids)
-            self.workers = Workers(
-                oracle if clip is None else Clipped(oracle, clip),
-                hosting.stages or stages,
-                theta=theta,
-                ids=self.ids,
-                seed=seed,
-                D=laziness.D,
-                workers=laziness.workers,
-                listener=self.listener if self._here else None,
-            )
-        self._travels = type(self.transport) is not Local
         self._all_here = len(self.ids) == laziness.workers
+        self.workers = self._hosted(hosting.stages or stages, laziness, seed, clip)
+        self._travels = type(self.transport) is not Local
         self._nobody = Uploads(np.zeros(0, np.bool_))
         self.control = 0
         """What this process asks for after the next round: 0, `CHECKPOINT`, `STOP` or `MORE`."""
@@ -133,6 +121,22 @@ class Training:
         self._steps_of = None if stages.one_gradient else stages.work.steps_of
         self._model_bits = theta.shape[-1] * bits_per_entry(theta)
         self._estimate_bits, self._flags = stages.rule.estimate_bits, laziness.workers * stages.rule.flag_bits
+
+    def _hosted(self, stages: Stages, laziness: Laziness, seed: int, clip: float | None) -> Workers | None:
+        """Return the workers that live in this process, if any do."""
+        if self.problem is None or not len(self.ids):
+            return None
+        oracle = self.problem if self._all_here else Hosted(self.problem, self.ids)
+        return Workers(
+            oracle if clip is None else Clipped(oracle, clip),
+            stages,
+            theta=self.theta,
+            ids=self.ids,
+            seed=seed,
+            D=laziness.D,
+            workers=laziness.workers,
+            listener=self.listener if self._here else None,
+        )
 
     @property
     def theta(self) -> Array:
