@@ -1,5 +1,6 @@
 """Every test has its own cache: the user's is neither read nor written."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ TOGETHER = (
     "tests/report/test_figures.py",
 )
 """Tests of these share what takes long to make: they run in one process, and first, since they also wait a lot."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Take one process more than there are cores: a third of the time tests wait for processes that they started."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,7 @@
-"""Record the traces of all cells: `python -m tests.golden.record OUT.npz`."""
+"""Record the traces of all cells on this machine: `python -m tests.golden.record FOLDER`.
+
+Machines differ in the last digits, so each kind has a file of its own, named by how it computes.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,14 @@ KIND, MACHINE = "cells", "arithmetic"
 """Keys of the file that are no cell's: what each cell is, and how the recording machine computes."""
 
 
-def main(path: Path) -> None:
+def file_in(folder: Path) -> Path:
+    """Return where the traces of machines that compute as this one are."""
+    return folder / f"traces-{machine()[:8]}.npz"
+
+
+def main(folder: Path) -> None:
     """Run every cell, and write one file."""
+    path = file_in(folder)
     arrays = {
         KIND: np.array([cell.described() for cell in CELLS]),
         MACHINE: np.array(machine()),
@@ -43,5 +52,5 @@ def traces(cells: list[Cell]) -> list[Trace]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m tests.golden.record OUT.npz (about a minute)")
+        sys.exit("usage: python -m tests.golden.record FOLDER (about a minute)")
     main(Path(sys.argv[1]))

@@ -13,9 +13,10 @@ import pytest
 from tests.golden.cells import CELLS, LAZY, PROBLEMS, Cell
 from tests.golden.engines import Trace
 from tests.golden.machine import machine
-from tests.golden.record import KIND, MACHINE, traces
+from tests.golden.record import KIND, MACHINE, file_in, traces
 
-FILE = Path(__file__).with_name("traces.npz")
+FOLDER = Path(__file__).parent
+FILES = sorted(FOLDER.glob("traces-*.npz"))
 ON_RANKS = tuple(cell for cell in CELLS if cell.engine in ("ranks", LAZY))
 GROUPS = tuple(dict.fromkeys(cell.group for cell in CELLS))
 CARRIED = tuple(group for group in GROUPS if not group.startswith("simulation"))
@@ -28,9 +29,11 @@ Computed = Callable[[str], dict[Cell, Trace]]
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
     """Return what was recorded of a cell."""
-    with np.load(FILE, allow_pickle=False) as file:
-        if str(file[MACHINE]) != machine():
-            pytest.skip("this machine's arithmetic has other last digits than that of the recorded traces")
+    path = file_in(FOLDER)
+    if not path.is_file():
+        pytest.skip("this machine's arithmetic has other last digits than those of the recorded traces")
+    with np.load(path, allow_pickle=False) as file:
+        assert str(file[MACHINE]) == machine()
         kept: dict[str, Trace] = {}
         for name in file.files:
             cell, _, key = name.rpartition("/")
@@ -69,9 +72,10 @@ def differing(cell: Cell, found: Trace, expected: Trace, keys: Iterable[str]) ->
     return ""
 
 
-def test_the_file_has_the_cells_that_are_listed_and_no_others() -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_has_the_cells_that_are_listed_and_no_others(path: Path) -> None:
     assert len({cell.name for cell in CELLS}) == len(CELLS)
-    with np.load(FILE, allow_pickle=False) as file:
+    with np.load(path, allow_pickle=False) as file:
         assert [json.loads(one) for one in file[KIND]] == [json.loads(cell.described()) for cell in CELLS]
 
 
@@ -86,6 +90,8 @@ def test_every_run_is_the_recorded_one_to_the_bit(group: str, recorded: Recorded
 
 @pytest.mark.parametrize("group", CARRIED)
 def test_as_many_bytes_travel_as_were_recorded(group: str, recorded: Recorded, computed: Computed) -> None:
+    if not any(SENT in recorded(cell) for cell in CELLS if cell.group == group):
+        pytest.skip("what such a federation sends has changed since the traces of this kind of machine were recorded")
     found = [differing(cell, trace, recorded(cell), [SENT]) for cell, trace in computed(group).items()]
     assert not any(found), "\n".join(filter(None, found))
 
