@@ -6,6 +6,8 @@ import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_the_estimator_saves_uploads(printed: list[str]) -> None:
 def test_processes_joined_by_pipes_find_what_one_process_finds(printed: list[str]) -> None:
     assert len(printed) == len(names_in("pipes")["ALGORITHMS"]) == 4
     assert all(line.endswith("3 processes equal one") for line in printed), printed
+
+
+STAGES: dict[str, dict[str, Any]] = {
+    "always+dense+H2+inner": {"optimizer": "Adam", "eta": 0.01, "inner_memory": "averaged"},
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_other_stages_find_over_pipes_what_they_find_in_one_process(name: str) -> None:
+    spec = lasg.task("digits").spec(name, dtype="float64", **STAGES[name])
+    ends: list[dict[int, Any]] = [{}, {}]
+    ends[0][1], ends[1][0] = Pipe()
+
+    def train(transport: Any) -> tuple[Any, ...]:
+        training = lasg.training(spec, transport=transport)
+        uploaded = [training.step().uploaded.tolist() for _ in range(20)]
+        return uploaded, training.ledger.row(), training.theta.tobytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda number: train(names_in("pipes")["Pipes"](number, ends[number])), range(2)))
+    assert found == [train(None)] * 2
 
 
 def test_a_message_of_the_largest_entries_has_the_length_that_the_codec_says() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lasg.core.codecs import State
+from lasg.core.estimators import Momentum
+from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, WEIGHTS, M, P, Toy, as_kind, numpy_of
@@ -211,3 +213,61 @@ def test_an_optimizer_whose_memory_is_reset_begins_every_round_as_the_first(kind
         np.testing.assert_array_equal(numpy_of(found[reset]), numpy_of(first))
         assert (numpy_of(found[kept]) == numpy_of(first)).all() == (k == 0)
     assert states[reset] == {}
+
+
+@pytest.mark.parametrize("optimizer", sorted(set(OPTIMIZERS) - {"ASGD", "NAdam"}))
+@each_kind
+def test_averaged_states_of_one_worker_are_kept_ones(optimizer: str, kind: str) -> None:
+    """The mean of one worker is its own: theta and state move as if its optimizer had never stopped."""
+    settings: dict[str, Any] = {"steps": 2, "optimizer": optimizer, "eta": 0.05, "options": OPTIMIZERS[optimizer]}
+    kept, averaged = OptimizerSteps(**settings), OptimizerSteps(**settings, memory="averaged")
+    count, theta = 1 + len(averaged.averaged), models(0, kind, "float64")
+    vector = as_kind(np.concatenate([numpy_of(theta), np.zeros((count - 1) * P)]), kind, "float64")
+    state = kept.init(M, theta)
+    assert averaged.init(M, vector) == {}
+    for k in range(4):
+        move, state = one_round(kept, k, theta, state, Toy(kind), [1])
+        whole, _ = one_round(averaged, k, vector, {}, Toy(kind), [1])
+        theta, vector = theta - move[0] / WEIGHTS[1], vector - whole[0] / WEIGHTS[1]
+        np.testing.assert_allclose(numpy_of(vector)[:P], numpy_of(theta), rtol=0, atol=1e-10)
+        for i, name in enumerate(averaged.averaged, start=1):
+            found = numpy_of(vector)[i * P : (i + 1) * P]
+            np.testing.assert_allclose(found, numpy_of(state[name])[1], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_a_second_moment_that_came_out_below_zero_counts_as_zero() -> None:
+    work = OptimizerSteps(optimizer="Adam", eta=0.01, memory="averaged")
+    assert work.averaged == ("exp_avg", "exp_avg_sq")
+    vector = np.concatenate([np.ones(P), np.zeros(P), np.full(P, -1e-9)])
+    zeroed = np.concatenate([np.ones(P), np.zeros(2 * P)])
+    move, same = (one_round(work, 3, start, {}, Toy())[0] for start in (vector, zeroed))
+    np.testing.assert_array_equal(move[:, : 2 * P], same[:, : 2 * P])
+    assert np.isfinite(move).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "inner_memory = averaged: SGD with these options remembers nothing to average. Give it momentum, or take"),
+        ({"optimizer": "NAdam"}, "inner_memory = averaged: NAdam also keeps mu_product, which no average says: take"),
+        ({"optimizer": "ASGD"}, "inner_memory = averaged: ASGD also keeps eta, which no average says: take AdamW"),
+    ],
+)
+def test_states_that_cannot_be_averaged_are_refused_in_one_line(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(LasgError) as refused:
+        Stages(inner=OptimizerSteps(**settings, memory="averaged"))
+    assert str(refused.value).startswith(words)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ({"rule": "lag"}, "rule lag compares moves of the model, and with inner_memory = averaged"),
+        ({"estimator": Momentum()}, "Momentum filters moves of the model, and with inner_memory = averaged"),
+    ],
+)
+def test_what_weighs_moves_does_not_go_with_averaged_states(stages: dict[str, Any], words: str) -> None:
+    inner = OptimizerSteps(options={"momentum": 0.9}, memory="averaged")
+    with pytest.raises(LasgError, match=words):
+        Stages(inner=inner, **stages)

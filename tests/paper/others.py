@@ -649,6 +649,27 @@ def qsr(s: Setting, K: int, alpha: float, eta: Callable[[int], float], make: Cal
     return out
 
 
+def averaged(s: Setting, K: int) -> Outcome:
+    """Local steps after which all that the workers' optimizers remember is averaged like their models.
+
+    With SGD's momentum it is parallel restarted SGD with momentum (Yu, Jin, Yang 2019), which averages both. Local
+    AMSGrad averages second moments (Chen, Li, Li 2020).
+    """
+    out, inner = begin(s), [s.inner() for _ in range(s.M)]
+    for t in range(K):
+        x = np.zeros(s.p)
+        for m in range(s.M):
+            x = x + s.weight(m) * local_steps(s, m, inner[m], out.theta[t], t)
+        for name in ("b", "m", "v", "largest"):
+            if hasattr(inner[0], name):
+                mean_state = sum(s.weight(m) * getattr(inner[m], name) for m in range(s.M))
+                for one in inner:
+                    setattr(one, name, mean_state)
+        out.uploaders.append(set(range(s.M)))
+        out.theta.append(x)
+    return out
+
+
 def scaffold(s: Setting, K: int, eta: float) -> Outcome:
     """SCAFFOLD (Karimireddy et al. 2020), algorithm 1, option II, everybody taking part, eta_g = 1: lasg's `drift`."""
     out, c_m, c = begin(s), s.zeros(), np.zeros(s.p)

@@ -250,6 +250,47 @@ def test_the_case_of_sparseloco_clips_some_and_not_all() -> None:
     assert min(why["clipped"], why["whole"]) >= 50, why
 
 
+AVERAGED: dict[str, tuple[dict[str, Any], Callable[[], paper.Inner]]] = {
+    "momentum": INNER["momentum"],
+    "AdamW": INNER["AdamW"],
+    "AMSGrad": (
+        {"optimizer": "Adam", "eta": 0.01, "options": {"amsgrad": True}},
+        lambda: paper.Adam(0.01, maximum=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("inner", AVERAGED)
+def test_states_that_are_averaged_are_the_means_of_the_workers_after_every_round(inner: str) -> None:
+    options, own = AVERAGED[inner]
+    settings = {**options, "memory": "averaged"}
+    training, setting = both("always+dense+H4+inner", SMALL, eta=1.0, H=H, inner=settings, own=own)
+    compare(training, paper.averaged(setting, 60))
+
+
+def test_one_step_with_averaged_momentum_is_synchronous_sgd_with_momentum() -> None:
+    settings = {"eta": 0.03, "options": {"momentum": 0.9}, "memory": "averaged"}
+    training, s = both("always+dense+H1+inner", SMALL, eta=1.0, inner=settings)
+    theta, b = np.zeros(s.p), np.zeros(s.p)
+    for k in range(60):
+        b = 0.9 * b + sum(paper.grad(s, m, theta, k) for m in range(s.M))
+        theta = theta - 0.03 * b
+        training.step()
+        np.testing.assert_allclose(training.theta, theta, rtol=0, atol=1e-12, err_msg=f"round {k}")
+
+
+@pytest.mark.parametrize(("options", "times"), [({"momentum": 0.9}, 2), (None, 3)], ids=["momentum", "Adam"])
+def test_averaged_states_cost_a_message_of_the_models_length_each(options: dict[str, Any] | None, times: int) -> None:
+    kept = {"optimizer": "Adam", "eta": 0.01} if options is None else {"eta": 0.01, "options": options}
+    bits = []
+    for memory in ("kept", "averaged"):
+        training, _ = both("always+dense+H4+inner", SMALL, eta=1.0, H=H, inner={**kept, "memory": memory})
+        training.step()
+        bits.append((training.ledger.bits_up, training.ledger.bits_down))
+        assert training.theta.shape == (size(SMALL),)
+    assert bits[1] == (times * bits[0][0], times * bits[0][1])
+
+
 def test_drift_correction_is_scaffold() -> None:
     training, setting = both("always+dense+H4+inner", SMALL, eta=1.0, H=H, inner={"eta": 0.2, "drift": 1.0})
     compare(training, paper.scaffold(setting, 60, eta=0.2))

@@ -65,6 +65,13 @@ INNER = {
     ),
     "SGD, drift corrected": OptimizerSteps(steps=3, eta=0.1, options={"momentum": 0.9}, memory="reset", drift=0.5),
 }
+AVERAGED = (
+    ("SGD with momentum", "dense", "replace"),
+    ("SGD with momentum", "qsgd8:6", "difference"),
+    ("AdamW", "grid0.1+ec", "residual"),
+    ("AdamW", "lowrank1", "residual"),
+    ("AdamW, longer rounds", "dense", "replace"),
+)
 OWN: dict[str, Stages] = (
     {
         name: algorithm(name).stages()
@@ -100,6 +107,10 @@ OWN: dict[str, Stages] = (
         f"{name}, {codec}": Stages(inner=inner, codec=codec, belief="residual", decay=0.95)  # type: ignore[arg-type]
         for name, inner in INNER.items()
         for codec in ("topk0.2:2bit+ec", "topk0.2:warm5")
+    }
+    | {
+        f"{name}, averaged, {codec}": Stages(inner=replace(INNER[name], memory="averaged"), codec=codec, belief=belief)  # type: ignore[arg-type]
+        for name, codec, belief in AVERAGED
     }
     | {"AdamW, clag": replace(algorithm("clag+topk0.2:float+ec+difference").stages(), inner=INNER["AdamW"])}
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from lasg.core.arrays import Array, cast, copy, host
+from lasg.core.arrays import Array, cast, copy, host, zeros
 from lasg.errors import LasgError
 
 if TYPE_CHECKING:
@@ -114,6 +114,60 @@ class ClosedFormSGD:
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
         self.theta = state["theta"]
+
+
+class Averaging:
+    """An optimizer of a model, and behind the model vectors that are averaged: theirs is a plain step of rate 1."""
+
+    plain = False
+
+    def __init__(self, optimizer: Optimizer, behind: Array) -> None:
+        """Take what steps the model, and what lies behind it."""
+        self.optimizer, self.size = optimizer, int(optimizer.theta.shape[-1])
+        self.theta = _joined(optimizer.theta, behind)
+
+    @property
+    def momentum(self) -> float:
+        """The model's optimizer's."""
+        return self.optimizer.momentum
+
+    def rate(self, k: int) -> float:
+        """Return the step size of the model."""
+        return self.optimizer.rate(k)
+
+    def step(self, k: int, aggregate: Array) -> Array:
+        """Move the model along its part of the aggregate, and the rest by all of its own."""
+        behind = self.theta[self.size :] - cast(aggregate[self.size :], self.theta)
+        self.theta = _joined(self.optimizer.step(k, aggregate[: self.size]), behind)
+        return self.theta
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: the optimizer's state, with the longer vector."""
+        return {**self.optimizer.state(), "theta": self.theta}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state."""
+        self.theta = state["theta"]
+        self.optimizer.restore({**state, "theta": copy(self.theta[: self.size])})
+
+
+def _joined(theta: Array, behind: Array) -> Array:
+    whole = zeros((theta.shape[-1] + behind.shape[-1],), theta)
+    whole[: theta.shape[-1]], whole[theta.shape[-1] :] = theta, behind
+    return whole
+
+
+def lengthen(theta: Array, averages: int) -> Array:
+    """Return the vector of a server: the model, and so many of its length behind it, which are 0 at first."""
+    return _joined(theta, zeros((averages * theta.shape[-1],), theta)) if averages else theta
+
+
+def with_averages(optimizer: Optimizer, averages: int, vector: Array | None = None) -> Optimizer:
+    """Return an optimizer of such a vector, of one that steps the model in it; None: the rest is 0."""
+    if not averages:
+        return optimizer
+    whole = lengthen(optimizer.theta, averages) if vector is None else vector
+    return Averaging(optimizer, whole[optimizer.theta.shape[-1] :])
 
 
 UNFIT = {

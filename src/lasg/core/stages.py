@@ -74,6 +74,7 @@ class Stages:
                 f"{who} compares gradients on one minibatch at two models, which local steps of {self.inner.optimizer} "
                 f"do not have: {advice}"
             )
+        self._refuse_averages()
         if isinstance(self.codec, Feedback) and self.belief != "replace":
             raise LasgError(
                 f"+{FEEDBACK} and {self.belief} both say later what a message leaves out: leave +{FEEDBACK} out, or "
@@ -93,6 +94,26 @@ class Stages:
             raise LasgError(f"rule {rule.name} looks at a message before it is sent: take a codec such as uniform4")
         if rule.needs is not None and (estimator is None or rule.needs not in estimator.init(1, np.zeros(1))):
             raise LasgError(f"rule {rule.name} needs an estimator that knows its noise: +storm, as lasg-vr has it")
+
+    def _refuse_averages(self) -> None:
+        """Refuse what looks at the size of contributions where they are moves of a state, too, in other units."""
+        if not self.averages:
+            return
+        if self.rule.left is not None:
+            raise LasgError(
+                f"rule {self.rule.name} compares moves of the model, and with inner_memory = averaged a contribution "
+                "is also a move of momenta: take always, or inner_memory = kept"
+            )
+        if self.estimator is not None:
+            raise LasgError(
+                f"{type(self.estimator).__name__} filters moves of the model, and with inner_memory = averaged a "
+                "contribution is also a move of momenta: leave it out, or take inner_memory = kept"
+            )
+
+    @property
+    def averages(self) -> int:
+        """How many vectors of the model's length lie behind it in the server's: averages of the workers' states."""
+        return 0 if self.inner is None else len(self.inner.averaged)
 
     @property
     def work(self) -> Work:
@@ -125,6 +146,7 @@ class Stages:
         """Return the same for a model of these tensors."""
         if shapes is None:
             return self
+        shapes = shapes * (1 + self.averages)
         robust = None if self.robust is None else self.robust.for_shapes(shapes)
         return replace(self, codec=self.codec.for_shapes(shapes), robust=robust)
 

@@ -17,7 +17,7 @@ from lasg.core.clipping import Clipped
 from lasg.core.codecs import Shapes
 from lasg.core.ledger import Ledger
 from lasg.core.messages import Request, Uploads
-from lasg.core.optimizers import Optimizer
+from lasg.core.optimizers import Optimizer, with_averages
 from lasg.core.server import Laziness, Server
 from lasg.core.transport import Local, Plan, Problem, Transport
 from lasg.core.work import Oracle
@@ -95,6 +95,9 @@ class Training:
             raise LasgError(f"the problem has {workers} workers, laziness says {laziness.workers}: make them equal")
         if not isinstance(patience, int) or patience < 1:
             raise LasgError(f"patience must be a number of rounds >= 1, got {patience!r}")
+        self._size = int(optimizer.theta.shape[-1])
+        if stages.averages:
+            optimizer = with_averages(optimizer, stages.averages)
         theta = optimizer.theta
         self.problem = problem.fresh() if isinstance(problem, Problem) else problem
         stages = stages.for_shapes(shapes or getattr(problem, "shapes", None))
@@ -130,7 +133,7 @@ class Training:
         return Workers(
             oracle if clip is None else Clipped(oracle, clip),
             stages,
-            theta=self.theta,
+            theta=self.server.theta,
             ids=self.ids,
             seed=seed,
             D=laziness.D,
@@ -141,7 +144,8 @@ class Training:
     @property
     def theta(self) -> Array:
         """The current model."""
-        return self.server.theta
+        vector = self.server.theta
+        return vector if vector.shape[-1] == self._size else vector[: self._size]
 
     @property
     def given_up(self) -> str:

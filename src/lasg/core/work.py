@@ -18,6 +18,7 @@ import numpy as np
 from lasg.core.arrays import Array, FloatArray, IntArray, cast, copy, host, stacked, zeros
 from lasg.core.codecs import State
 from lasg.core.optimizers import UNFIT
+from lasg.core.step_sizes import StepSizes
 from lasg.errors import LasgError
 
 LONGEST_ROUND = 10**6
@@ -111,8 +112,9 @@ class OptimizerSteps(Work):
     schedule: str = "constant"
     """A class of torch.optim.lr_scheduler, stepped after every local step."""
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
-    memory: Literal["kept", "reset"] = "kept"
-    """Whether a worker's optimizer remembers, across rounds, its momenta of the rounds before."""
+    memory: Literal["kept", "reset", "averaged"] = "kept"
+    """Whether a worker's optimizer remembers, across rounds, its momenta of the rounds before; or has all workers' mean
+    of them, which travels behind the model: see `averaged`."""
     drift: float = 0.0
     """How much of the workers' drift apart is corrected, 0 to 1: see `_correct`."""
     qsr: float = 0.0
@@ -181,8 +183,17 @@ class OptimizerSteps(Work):
             )
         return max(self.steps, int(wanted))
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """Which of the optimizer's vectors are averaged over the workers, by name: none, unless its memory is.
+
+        The server's vector is then [theta; s], as many times longer, and the workers' contribution is the move of both.
+        """
+        return _averaged(self) if self.memory == "averaged" else ()
+
     def init(self, workers: int, theta: Array) -> State:
         """Return zeros for all that the optimizer will remember; `begun` says who has a state."""
+        theta = theta[: theta.shape[-1] // (1 + len(self.averaged))]
         names = self._remembered(theta) if self.memory == "kept" else {}
         state = {name: zeros((workers, *shape), theta) for name, shape in names.items()}
         if names:
@@ -215,7 +226,7 @@ class OptimizerSteps(Work):
         """Let every worker take its H steps; return its move, weighted, and what its optimizer remembers."""
         import torch
 
-        theta = points[0]
+        theta, *means = _cut(points[0], 1 + len(self.averaged))
         count = len(weights)
         local = copy(zeros((count, theta.shape[-1]), theta) + theta)
         rows = torch.as_tensor(local)  # of a NumPy array the same memory
@@ -223,6 +234,7 @@ class OptimizerSteps(Work):
         optimizers = [self._made([parameter]) for parameter in parameters]
         for i, (parameter, optimizer) in enumerate(zip(parameters, optimizers, strict=True)):
             self._recall(optimizer, parameter, {name: value[i : i + 1] for name, value in state.items()})
+            self._begin_at(self.steps_of(k).start, optimizer, parameter, means)
         shares = cast(weights[:, None], theta)
         push = self._correct(theta, state)
         for iteration in self.steps_of(k):
@@ -234,6 +246,8 @@ class OptimizerSteps(Work):
                 optimizer.param_groups[0]["lr"] = rate
                 optimizer.step()
         moved = shares * (theta - local)
+        if means:
+            moved = self._with_state(moved, shares, means, parameters, optimizers)
         known = self._remember(theta, state, parameters, optimizers)
         if push is not None:
             own = (theta - local) / (self.steps * self.eta) - push
@@ -248,6 +262,33 @@ class OptimizerSteps(Work):
             return
         own = [name for name in row if name not in _OWN]
         optimizer.state[parameter] = {name: torch.as_tensor(copy(row[name]))[0] for name in own}
+
+    def _begin_at(self, steps: int, optimizer: Any, parameter: Any, means: Sequence[Array]) -> None:
+        """Give an optimizer the mean state of all workers after so many steps; before the first it has none."""
+        import torch
+
+        if not means or not steps:
+            return
+        known = {name: torch.as_tensor(copy(mean)) for name, mean in zip(self.averaged, means, strict=True)}
+        for name in _NOT_NEGATIVE.intersection(known):
+            known[name].clamp_(min=0)  # a mean of rounded or sparse messages may be below, and has a root
+        optimizer.state[parameter] = known | {"step": torch.tensor(float(steps))}  # all workers have taken as many
+
+    def _with_state(
+        self, moved: Array, shares: Array, means: Sequence[Array], parameters: list[Any], optimizers: list[Any]
+    ) -> Array:
+        """Return the workers' weighted move of [theta; s]: that of the model, and of each vector of the state."""
+        import torch
+
+        count, p = moved.shape
+        whole = zeros((count, p * (1 + len(means))), moved)
+        whole[:, :p] = moved
+        kept = [optimizer.state[parameter] for optimizer, parameter in zip(optimizers, parameters, strict=True)]
+        for i, (name, mean) in enumerate(zip(self.averaged, means, strict=True), start=1):
+            rows = torch.stack([row[name].detach() for row in kept])
+            own = host(rows) if isinstance(mean, np.ndarray) else rows
+            whole[:, i * p : (i + 1) * p] = shares * (mean - own)
+        return whole
 
     def _remember(self, theta: Array, state: State, parameters: list[Any], optimizers: list[Any]) -> State:
         """Return what the workers' optimizers know after the round."""
@@ -278,48 +319,43 @@ class OptimizerSteps(Work):
         return self.drift * ((everybody - state["own"]) * begun)
 
 
+_NOT_NEGATIVE = frozenset(
+    ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum", "variance", "step_size")
+)
+"""Names of what torch's optimizers keep that is never below 0: second moments, sums of squares, step sizes."""
 _OWN = ("begun", "own", "previous", "rounds")
 """Names in the state that are not the optimizer's."""
+
+
+def _cut(vector: Array, parts: int) -> list[Array]:
+    """Return so many equal parts of a vector."""
+    p = vector.shape[-1] // parts
+    return [vector[i * p : (i + 1) * p] for i in range(parts)]
+
+
+@functools.lru_cache(maxsize=16)
+def _averaged(work: OptimizerSteps) -> tuple[str, ...]:
+    """Return the names of an optimizer's vectors; refuse one that has none, or other numbers than its step."""
+    kept = work._remembered(np.zeros(2))
+    vectors = tuple(sorted(name for name, shape in kept.items() if shape == (2,)))
+    if not vectors:
+        raise LasgError(
+            f"inner_memory = averaged: {work.optimizer} with these options remembers nothing to average. "
+            "Give it momentum, or take kept"
+        )
+    others = [name for name in kept if name not in (*vectors, "step")]
+    if others:
+        raise LasgError(
+            f"inner_memory = averaged: {work.optimizer} also keeps {others[0]}, which no average says: take AdamW, SGD "
+            "with momentum, or kept"
+        )
+    return vectors
 
 
 def _dtype(theta: Array) -> Any:
     import torch
 
     return torch.as_tensor(theta[:0]).dtype
-
-
-class _Rates:
-    """The step sizes of a schedule, from the first on: a scheduler knows only the next one."""
-
-    def __init__(self, work: OptimizerSteps) -> None:
-        import torch
-
-        self.name = work.schedule
-        kind = getattr(torch.optim.lr_scheduler, work.schedule, None)
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)):
-            raise LasgError(f"unknown schedule {work.schedule!r}: constant, or a class of torch.optim.lr_scheduler")
-        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=work.eta)
-        try:
-            self.scheduler = kind(self.optimizer, **work.schedule_options)
-        except (TypeError, ValueError) as error:
-            raise LasgError(f"{work.schedule} refused its options: {error}") from None
-        except NotImplementedError:
-            raise self._refused("it is the class of all schedules") from None
-        self.values = [float(self.optimizer.param_groups[0]["lr"])]
-
-    def advance(self) -> None:
-        """Know one more."""
-        self.optimizer.step()
-        try:
-            self.scheduler.step()
-        except (TypeError, ValueError) as error:
-            raise self._refused(str(error)) from None
-        self.values.append(float(self.optimizer.param_groups[0]["lr"]))
-
-    def _refused(self, reason: str) -> LasgError:
-        """Build the error for a schedule that cannot say its next step size: it wants a loss, or is over."""
-        line = " ".join(reason.split())
-        return LasgError(f"{self.name} has no step size by itself: {line}. Take one such as CosineAnnealingLR")
 
 
 @functools.lru_cache(maxsize=16)
@@ -329,5 +365,5 @@ def _starts(work: OptimizerSteps) -> list[int]:  # noqa: ARG001 (what they are o
 
 
 @functools.lru_cache(maxsize=16)
-def _rates(work: OptimizerSteps) -> _Rates:
-    return _Rates(work)
+def _rates(work: OptimizerSteps) -> StepSizes:
+    return StepSizes(work.eta, work.schedule, work.schedule_options)

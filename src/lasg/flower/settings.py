@@ -51,7 +51,7 @@ class Settings:
     outer_options: Mapping[str, Any] = field(default_factory=dict)
     """Its options; none: the algorithm's."""
     inner_memory: str = ""
-    """Whether the nodes' own optimizers remember their momenta from round to round: kept (the default) or reset."""
+    """What the nodes' own optimizers have of their momenta from round to round: kept (the default), reset, averaged."""
     drift: float = 0.0
     """How much of the drift of local steps is corrected, 0 to 1."""
     qsr: float = 0.0

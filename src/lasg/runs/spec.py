@@ -79,8 +79,8 @@ class Spec(Settings):
     """Its step size; absent: the algorithm's."""
     outer_options: Mapping[str, Any] | None = None
     """Its options; absent: the algorithm's, or none where `outer` is set."""
-    inner_memory: Literal["kept", "reset"] | None = None
-    """Whether the workers' own optimizers remember their momenta from round to round (kept, the default)."""
+    inner_memory: Literal["kept", "reset", "averaged"] | None = None
+    """What the workers' optimizers have of their momenta of the round before; averaged: the mean of all workers'."""
     drift: float | None = None
     """How much of the drift of local steps is corrected, 0 to 1; absent: nothing."""
     qsr: float | None = None

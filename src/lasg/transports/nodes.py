@@ -22,7 +22,7 @@ from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
 from lasg.core.entropy import FORMAT
 from lasg.core.messages import Request
-from lasg.core.optimizers import Optimizer
+from lasg.core.optimizers import Optimizer, lengthen, with_averages
 from lasg.core.work import Oracle
 from lasg.core.workers import Workers
 from lasg.errors import LasgError
@@ -88,6 +88,8 @@ class Node:
         any; they are then part of the oracle's state. `start` is the model that it would start from by itself: where
         that is the server's, it need not be sent.
         """
+        like = lengthen(like, stages.averages)  # the server's vector: all that is kept and sent has its length
+        start = None if start is None else lengthen(start, stages.averages)
         self.key, self.samples, self.like, self.clip = key, samples, like, clip
         self.oracle, self.stages, self.rule, self.make_optimizer = oracle, stages, stages.rule, optimizer
         self.D, self.seed, self.buffers, self.start = D, seed, buffers, start
@@ -229,7 +231,9 @@ class Node:
 
     def _set_optimizer(self, theta: npt.NDArray[Any], state: dict[str, Any]) -> None:
         """Have the server's optimizer as it is with this model, and with the state that it has besides, if it came."""
-        self.optimizer = self.make_optimizer(cast(theta, self.like))
+        vector, averages = cast(theta, self.like), self.stages.averages
+        own = self.make_optimizer(vector[: vector.shape[-1] // (1 + averages)])
+        self.optimizer = with_averages(own, averages, vector)
         if state:
             self.optimizer.restore({**state, "theta": self.optimizer.theta})
 
