@@ -305,6 +305,27 @@ def test_a_spec_made_in_python_is_checked_as_one_from_toml(key: str, value: Any)
         Spec(**{**SMALL, "algorithm": "sgd", key: value})
 
 
+def test_averaged_states_are_a_value_of_inner_memory_that_survives_toml_and_reaches_the_stages() -> None:
+    values = {**SMALL, "algorithm": "always+dense+H2+inner", "optimizer": "Adam", "inner_memory": "averaged"}
+    spec = from_toml(from_dict(values).to_toml())
+    assert spec.inner_memory == "averaged"
+    assert spec.stages.averages == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "sgd"}, "inner_memory is for algorithms whose workers have an optimizer of their own"),
+        ({"algorithm": "diloco", "optimizer": "SGD"}, "remembers nothing to average. Give it momentum, or take kept"),
+        ({"algorithm": "clag+topk0.1+difference+H2+inner", "optimizer": "Adam"}, "take always, or inner_memory = kept"),
+    ],
+)
+def test_averaged_states_are_refused_in_one_line_where_there_are_none(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(LasgError, match=words) as error:
+        from_dict({**SMALL, **values, "inner_memory": "averaged"})
+    one_line(error)
+
+
 @pytest.mark.parametrize(
     "values",
     [
