@@ -17,6 +17,7 @@ TOGETHER = (
     "tests/flower/test_deployed.py",
     "tests/report/test_browser.py",
     "tests/report/test_figures.py",
+    "tests/test_walks.py",
 )
 """Tests of these share what takes long to make: they run in one process, and first, since they also wait a lot."""
 

@@ -20,6 +20,7 @@ from lasg.core.belief import Belief
 from lasg.core.codecs import Codec
 from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import RULES
+from lasg.runs.runner import deterministic_threads
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "extending"
@@ -96,9 +97,9 @@ def test_other_stages_find_over_pipes_what_they_find_in_one_process(name: str) -
         uploaded = [training.step().uploaded.tolist() for _ in range(20)]
         return uploaded, training.ledger.row(), training.theta.tobytes()
 
-    with ThreadPoolExecutor(2) as pool:
+    with deterministic_threads(spec), ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda number: train(names_in("pipes")["Pipes"](number, ends[number])), range(2)))
-    assert found == [train(None)] * 2
+        assert found == [train(None)] * 2
 
 
 def test_a_message_of_the_largest_entries_has_the_length_that_the_codec_says() -> None:

@@ -19,7 +19,7 @@ from tests.transports.test_federation import LAZINESS, member, serve, training
 from tests.transports.test_ranks import M, regression
 from tests.transports.wire import Wire
 
-ROUNDS, CUT = 24, 11
+ROUNDS, CUT = 16, 7
 """CUT: after how many rounds everybody is killed and started again."""
 Cases = Mapping[str, Stages]
 EXCHANGES = ("auto", "hub")

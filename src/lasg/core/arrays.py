@@ -33,6 +33,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 AT_ONCE = 1 << 18
 # Of longer vectors so many entries at a time: temporaries as long as the model would cost more than its gradient.
 BLOCK = 1 << 16
+# Up to so many flags are counted as bytes.
+FEW = 256
 
 
 def pieces(rows: int, p: int) -> list[slice]:
@@ -48,6 +50,11 @@ def runs_of_buckets(p: int, bucket: int | None) -> tuple[tuple[slice, slice], ..
     whole, step = p // size, max(1, BLOCK // size)
     ends = [*range(0, whole, step), whole, *([whole + 1] if whole * size < p else [])]
     return tuple((slice(a * size, min(b * size, p)), slice(a, b)) for a, b in itertools.pairwise(ends))
+
+
+def count_set(flags: Mask) -> int:
+    """Return how many flags are set; of a few workers without NumPy, whose count takes three times as long."""
+    return flags.tobytes().count(1) if len(flags) <= FEW else int(np.count_nonzero(flags))
 
 
 def namespace(x: Array) -> ModuleType:
@@ -164,7 +171,8 @@ def finite_rows(x: Array) -> Mask:
 
 def all_finite(x: Array) -> bool:
     """Tell whether every entry is finite; a sum that overflows says no to huge entries too."""
-    return math.isfinite(x.sum())
+    # What x.sum() does, without its detour through Python, in every round.
+    return math.isfinite(np.add.reduce(x, None) if isinstance(x, np.ndarray) else x.sum())
 
 
 def checksum(x: Array) -> int:

@@ -140,6 +140,7 @@ class Server:
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
         self._probe = stages.probe
         self._own_probe = stages.own_probe
+        self._periodic = rule.periodic
         check_staleness(stages, laziness)
         self.guard = Guard() if is_guarded(stages, laziness) else None
         self._longest = laziness.D if math.isfinite(laziness.D) else FAR
@@ -224,7 +225,7 @@ class Server:
         limit = math.inf if self.guard is None else self.guard.reuse_limit
         if not self.rule.forces:
             return self._nobody if limit == math.inf else self.tau >= limit
-        if self.rule.periodic:
+        if self._periodic:
             if self.k % self.laziness.D == 0:
                 return self._everybody
             return (self.tau > self.laziness.D) | (self.tau >= limit)
@@ -238,7 +239,7 @@ class Server:
         if self.guard is not None and self.k and not uploads.forget:
             self._watch(uploaded, news, uploads.loss)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
-        if self.k == 0 or (self.rule.periodic and self.k % self.laziness.D == 0):
+        if self.k == 0 or (self._periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
             self.tau[~uploaded] = self._longest + 1
         if news is not None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies, count_set
 from lasg.core.clipping import Clipped
 from lasg.core.codecs import Shapes
 from lasg.core.ledger import Ledger
@@ -209,8 +209,7 @@ class Training:
         given_up = guard is not None and bool(guard.given_up)
         server.close(uploads, news)
         remark = "" if guard is None or given_up else guard.given_up
-        computed = np.count_nonzero(request.computes)
-        self._count(request.k, uploads, int(computed) if uploads.downloads is None else uploads.downloads)
+        self._count(request, uploads)
         if uploads.differing:
             self._synchronise(request.k, uploads.differing)
         left = request.left if uploads.left is None else uploads.left
@@ -249,10 +248,12 @@ class Training:
             own = own._replace(loss=self._minibatch_loss())
         return own._replace(control=self.control) if self.control else own
 
-    def _count(self, k: int, uploads: Uploads, downloads: int) -> None:
-        ledger = self.ledger
+    def _count(self, request: Request, uploads: Uploads) -> None:
+        ledger, downloads = self.ledger, uploads.downloads
+        if downloads is None:
+            downloads = count_set(request.computes)
         ledger.rounds += 1
-        ledger.iterations += 1 if self._steps_of is None else len(self._steps_of(k))
+        ledger.iterations += 1 if self._steps_of is None else len(self._steps_of(request.k))
         ledger.uploads += uploads.uploads
         ledger.downloads += downloads
         ledger.bits_up += uploads.bits

@@ -23,6 +23,7 @@ from lasg.core.arrays import (
     all_finite,
     copies,
     copy,
+    count_set,
     host,
     pieces,
     places_of,
@@ -77,6 +78,7 @@ class Workers:
         self.memory = {name: zeros(shape, theta) for name in self.rule.remembers}
         self.watched = {} if self.rule.watch is None else self.rule.watch.init(len(ids), theta)
         self.iterates = Iterates(len(ids), theta) if stages.probe in ("last", "previous") else None
+        self._periodic = self.rule.periodic
         self._probes, self._each_round = stages.probe is not None, stages.probe == "previous"
         self._estimator_probes = stages.own_probe is not None
         self._begun = not self._each_round or len(ids) == 0
@@ -108,9 +110,9 @@ class Workers:
 
     def answer(self, request: Request) -> Uploads:
         """Compute what was asked, decide who uploads (worker rules), and say it."""
-        if self.rule.periodic and request.k % self.D == 0:
+        if self._periodic and request.k % self.D == 0:
             self.snapshot = request.theta  # whoever computes in this round: all processes have the same
-        count = int(np.count_nonzero(request.computes))
+        count = count_set(request.computes)
         if count == 0:
             return Uploads(self._nobody, news=self._no_news())
         rows = None if count == len(self.ids) else np.flatnonzero(request.computes)
@@ -129,7 +131,7 @@ class Workers:
             uploaded = uploaded & ~broken
         if worked or self._each_round:
             self._keep_round(now, worked, rows, broken)
-        uploads = int(np.count_nonzero(uploaded))
+        uploads = count_set(uploaded)
         if uploads == 0:
             return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken)
         who = self._all if uploads == len(self.ids) else np.flatnonzero(uploaded)
