@@ -129,6 +129,54 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
         "+ef and difference both say later what a message leaves out: leave +ef out, or take replace",
         [{"codec": "grid0.25+ec"}, {"belief": "replace"}],
     ),
+    (
+        {"codec": "qsgd4+blocks3", **DIFFERENCE},
+        "rule always says everything in every round, and with blocks a worker says what is news: take lag or clag, "
+        "or leave blocks out",
+        [{"rule": "lag"}, {"rule": "clag"}, {"codec": "qsgd4"}],
+    ),
+    (
+        {"rule": "ps", "codec": "qsgd4+blocks3", **DIFFERENCE},
+        "rule ps asks for all blocks of a worker or for none: take lag or clag",
+        [{"rule": "lag"}, {"rule": "clag"}],
+    ),
+    (
+        {"rule": "pse", "codec": "qsgd4+blocks3", **DIFFERENCE},
+        "rule pse asks for all blocks of a worker or for none: take lag or clag",
+        [{"rule": "lag"}, {"rule": "clag"}],
+    ),
+    (
+        {"rule": "wk2", "codec": "qsgd4+blocks3", **DIFFERENCE},
+        "rule wk2 needs a gradient at the model of the last upload, which every block has another of: take wk1, lag or "
+        "clag",
+        [{"rule": "wk1"}, {"rule": "lag"}, {"rule": "clag"}],
+    ),
+    (
+        {"rule": "vr", "estimator": Storm(), "codec": "grid0.25+ec+blocks3", **DIFFERENCE},
+        "rule vr compares with the noise of a whole estimate, which no block has: take clag or lag",
+        [{"rule": "clag"}, {"rule": "lag"}],
+    ),
+    (
+        {"rule": "lag", "codec": "qsgd4+blocks3"},
+        "blocks that are no news are left out, and replace would take them for 0: take difference",
+        [DIFFERENCE],
+    ),
+    (
+        {"rule": "lag", "codec": "topk0.3+ef+blocks3", **DIFFERENCE},
+        "+ef and difference both say later what a message leaves out: leave +ef out",
+        [{"codec": "topk0.3+blocks3"}],
+    ),
+    (
+        {"rule": "lag", "codec": "topk0.3+blocks3", "robust": "median-clip", **RESIDUAL},
+        "median-clip compares what all uploads say of a tensor, and with blocks some leave it out: leave one of the "
+        "two out",
+        [{"robust": None}, {"codec": "topk0.3"}],
+    ),
+    (
+        {"rule": "laq", "codec": "qsgd4+blocks3", **DIFFERENCE},
+        "rule laq looks at a message before it is sent: take a codec such as uniform4",
+        [{"codec": "uniform4+blocks3"}],
+    ),
 ]
 
 
@@ -158,7 +206,7 @@ def test_what_makes_no_sense_is_refused_and_what_is_named_instead_works(
 @pytest.mark.parametrize("belief", BELIEFS)
 @pytest.mark.parametrize("estimator", [None, *ESTIMATORS])
 def test_every_combination_is_refused_in_one_line_or_runs(rule: str, belief: Any, estimator: str | None) -> None:
-    for codec in ("dense", "qsgd4", "grid0.25+ec", "topk0.3:warm2+ec", "uniform4", "topk0.3+ef"):
+    for codec in ("dense", "qsgd4", "grid0.25+ec", "topk0.3:warm2+ec", "uniform4", "topk0.3+ef", "grid0.25+ec+blocks3"):
         for inner in (None, INNER):
             choices: dict[str, Any] = {"rule": rule, "belief": belief, "codec": codec, "inner": inner}
             try:
@@ -208,6 +256,8 @@ def test_a_composition_means_what_its_parts_say() -> None:
         ("wk2+topk0.01:float+ef", KNOWN["sasg"].stages()),
         ("always+residual+lowrank2", KNOWN["powersgd"].stages()),
         ("always+momentum0.9+topk0.01:float+ec+difference", KNOWN["ef21-sgdm"].stages()),
+        ("lag+qsgd4:3+ec+difference+blocks", Stages(rule="lag", codec="qsgd4:3+ec+blocks", belief="difference")),  # type: ignore[arg-type]
+        ("clag+blocks4096+difference", Stages(rule="clag", codec="dense+blocks4096", belief="difference")),  # type: ignore[arg-type]
         ("pse-recent+grid.5", Stages(rule="pse-recent", codec="grid.5")),  # type: ignore[arg-type]
     ],
 )
@@ -243,6 +293,10 @@ def test_every_algorithm_of_the_table_runs_and_its_codec_has_a_name(name: str) -
         "always+storm+momentum",
         "always+inner+inner",
         "always+residual+median-clip+median-clip",
+        "lag+difference+blocks+blocks4",
+        "lag+difference+blocks0",
+        "lag+difference+blocksmall",
+        "lag+lowrank2+difference+blocks64",
         "always+median",
         "always+momentum1",
         "always+storm5",

@@ -21,6 +21,7 @@ ALGORITHMS = (
     "always+topk0.1:2bit+ec+residual0.95+correction0.8",
     "always+sign:16+residual",
     "powersgd",
+    "clag+grid0.25+ec+difference+blocks",
 )
 
 

@@ -8,6 +8,7 @@ on the wire: numbers to float32, magnitudes to bfloat16. A line with "row:" is w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -338,6 +339,44 @@ def clag(s: Setting, K: int) -> Outcome:
             before[i] = fresh
         out.uploaders.append(M_t)
         out.theta.append(out.theta[t] - s.eta * sum(g, np.zeros(s.p)))
+    return out
+
+
+def by_block(s: Setting, K: int, rule: str) -> Outcome:
+    """lag or clag, and what is said, for every tensor by itself; differences as float32 numbers.
+
+    Tensor b of worker m is said if left > right, or if it was not said for D rounds, and at k = 0:
+    lag: ||g_b - (g_b when b was said last)||^2 > c / (eta^2 M^2) sum of the last ten ||theta_b^{j+1} - theta_b^j||^2;
+    clag: ||g_b - h_b||^2 > ||g_b - g'_b||^2, g' of the round before.
+    """
+    out = begin(s)
+    h, then, before = s.zeros(), s.zeros(), s.zeros()
+    tensors = by_tensor(s, list(range(s.p)))
+    tau = [[1] * len(tensors) for _ in range(s.M)]
+    for k in range(K):
+        theta, uploaders = out.theta[-1], set()
+        moves = [b - a for a, b in itertools.pairwise(out.theta[-11:])]
+        for m in range(s.M):
+            g = grad(s, m, theta, k)
+            for b, where in enumerate(tensors):
+                if rule == "lag":
+                    left = norm2(g[where] - then[m][where])
+                    right = s.c / (s.eta * s.M) ** 2 * sum(norm2(move[where]) for move in moves)
+                else:
+                    left, right = norm2(g[where] - h[m][where]), norm2(g[where] - before[m][where])
+                why = "violated" if left > right else "due" if tau[m][b] >= s.D else "silent"
+                if k and why == "silent":
+                    tau[m][b] += 1
+                else:
+                    h[m] = h[m] + say_floats(g - h[m], where)
+                    then[m][where], tau[m][b] = g[where], 1
+                    uploaders.add(m)
+                out.why[why if k else "first"] += 1
+                out.why["entries"] += len(where) * (not k or why != "silent")
+            out.why["parts"] += m in uploaders and tau[m] != [1] * len(tensors)
+            before[m] = g
+        out.uploaders.append(uploaders)
+        out.theta.append(theta - s.eta * sum(h))
     return out
 
 

@@ -116,6 +116,16 @@ OWN: dict[str, Stages] = (
 )
 """lasg's own stages, and those of other papers."""
 CASES |= {name: stages.for_shapes(((6, 3),)) for name, stages in OWN.items()}
+BY_BLOCK = (
+    "lag+dense+difference+blocks5",
+    "lag+qsgd4:3+ec+difference+blocks",
+    "clag+topk0.3:float:warm5+ec+difference+blocks",
+    "clag+grid0.25+momentum+difference+blocks5",
+    "laq+uniform4+difference+blocks",
+    "wk1+lowrank1+difference+blocks",
+    "lag+topk0.2:2bit+residual+correction+blocks",
+)
+CASES |= {name: algorithm(name).stages().for_shapes(((2, 3), (12,))) for name in BY_BLOCK}
 EAGER = {name for name, stages in CASES.items() if stages.rule.name == "always"}
 
 

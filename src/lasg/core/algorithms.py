@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lasg.core.belief import BELIEFS, Belief
-from lasg.core.codec_names import CODED, FEEDBACK, parse
-from lasg.core.codecs import QSGD, Codec, CodecLike, Dense
+from lasg.core.codec_names import BLOCKS, CODED, FEEDBACK, by_blocks, parse
+from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, as_codec
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
 from lasg.core.robust import ROBUST, MedianClip
 from lasg.core.rules import ALL_RULES, ALWAYS, CLAG, LAG, LAQ, PS, PSE, VR, WK1, WK2, Rule
@@ -343,10 +343,11 @@ def _compose(name: str, rule: Rule, parts: list[str], known: Mapping[str, Codec]
             )
         chosen[key] = value
     belief, decay = chosen.get("belief", ("replace", 1.0))
+    codec = _codec_named(chosen.get("codec", "dense"), known)
     return Algorithm(
         name=name,
         rule=rule,
-        own_codec=_codec_named(chosen.get("codec", "dense"), known),
+        own_codec=by_blocks(as_codec(codec), chosen["blocks"]) if "blocks" in chosen else codec,
         own_steps=chosen.get("steps", 1),
         belief=belief,
         decay=decay,
@@ -367,8 +368,10 @@ def _part(name: str, part: str, chosen: Mapping[str, Any], known: Mapping[str, C
     if found := re.fullmatch(rf"({'|'.join(ESTIMATORS)})(\d*\.?\d+)?", part):
         kind = ESTIMATORS[found[1]]
         return "estimator", kind(float(found[2])) if found[2] else kind()
-    if part == "inner" or part in ROBUST:
-        return ("robust", ROBUST[part]) if part in ROBUST else ("outer", Outer())
+    if part == "inner" or part in ROBUST or BLOCKS.fullmatch(part):
+        return (
+            ("robust", ROBUST[part]) if part in ROBUST else ("outer", Outer()) if part == "inner" else ("blocks", part)
+        )
     if part in (CODED, FEEDBACK) and isinstance(chosen.get("codec"), str):
         return "codec", f"{chosen['codec']}+{part}"
     _codec_named(part, known)  # refuses what is none

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from lasg.core.block_codec import BlockCodec
+from lasg.core.blocks import Blocks
 from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, IntegerCodec
 from lasg.core.coded import Coded
 from lasg.core.feedback import Feedback
@@ -21,22 +23,33 @@ CODED = "ec"
 """The part of a name that says: entropy-coded."""
 FEEDBACK = "ef"
 """The part of a name that says: what a message leaves out is part of the next."""
+BLOCKS = re.compile(r"blocks(\d+)?")
+"""The part of a name that says: decided, and said, block by block."""
 KNOWN = (
     "dense, qsgdB with B = 2..16 bits, or qsgdB:N with a norm every N entries, gridBETA, uniformB, "
     "sign:N, topkSHARE (:2bit or :float, :chunkN, :warmN), lowrankR (:rounded); +ec codes the integers, "
-    "+ef feeds errors back"
+    "+ef feeds errors back, +blocks says every tensor by itself"
 )
 
 
 def parse(name: str) -> Codec:
     """Return the codec called `name`."""
     base, *after = name.split("+")
+    if after and BLOCKS.fullmatch(after[-1]):
+        return by_blocks(parse("+".join([base, *after[:-1]])), after[-1])
     codec = _parse(base)
     if codec is None or after not in ([], [CODED], [FEEDBACK], [CODED, FEEDBACK]):
         raise LasgError(f"unknown codec {name!r}: {KNOWN}")
     if CODED in after:
         codec = _coded(base, codec)
     return Feedback(codec) if FEEDBACK in after else codec
+
+
+def by_blocks(codec: Codec, part: str) -> BlockCodec:
+    """Return a codec that says block by block, as a part of a name, blocks or blocks4096, has it."""
+    found = BLOCKS.fullmatch(part)
+    assert found is not None
+    return BlockCodec(codec, Blocks(None if found[1] is None else int(found[1])))
 
 
 def _coded(name: str, codec: Codec) -> Codec:
@@ -82,6 +95,9 @@ def name_of(codec: CodecLike) -> str | None:
     if isinstance(codec, Coded | Feedback):
         inner = name_of(codec.codec)
         return None if inner is None else f"{inner}+{CODED if isinstance(codec, Coded) else FEEDBACK}"
+    if isinstance(codec, BlockCodec):
+        inner = name_of(codec.codec)
+        return None if inner is None else f"{inner}+blocks{codec.blocks.size or ''}"
     for kind, name in _NAMES.items():
         if isinstance(codec, kind):
             return name(codec)

@@ -69,18 +69,20 @@ class Guard:
             return math.inf
         return 1.0 + math.floor(EXTRA * self.horizon * max(agreement, 0.0) / (1.0 - agreement))
 
-    def close(self, k: int, share: float, news: float, size: float, loss: float | None) -> None:
+    def close(
+        self, k: int, share: float, news: float, size: float, loss: float | None, *, silent: bool | None = None
+    ) -> None:
         """Take what round k showed.
 
         `share` is the uploaders', 0 to 1; `news` and `size` the squared norms of innovation and aggregate, `loss` the
-        mean over the minibatches.
+        mean over the minibatches. `silent`: whether anybody was, where the share does not say it.
         """
         if self.given_up:
             return
         if share > 0:
             self.news.append(news / share)
             self.sizes.append(size)
-        self.since_silence = 0 if share < 1 else self.since_silence + 1
+        self.since_silence = 0 if (share < 1 if silent is None else silent) else self.since_silence + 1
         self.fresh_only = self.fresh_only + 1 if self.reuse_limit <= 1 else 0
         if self.fresh_only >= WINDOW:
             self.given_up = (

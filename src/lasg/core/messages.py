@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from lasg.core.arrays import Array, FloatArray, Mask
+import numpy as np
+
+from lasg.core.arrays import Array, FloatArray, IntArray, Mask
+
+
+class BlockTerms(NamedTuple):
+    """What decides of each block whether it is said, where every block is decided by itself."""
+
+    thresholds: FloatArray
+    """The rules' right side for every block; their sum is the request's."""
+    due: Mask
+    """Which blocks of each worker are said whatever the rule says, `(M, B)`."""
+
+    def pack(self, m: int) -> dict[str, Array]:
+        """Return what worker m must know, as arrays that travel."""
+        return {"thresholds": self.thresholds.astype("<f8"), "due": np.packbits(self.due[m])}
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Array], *, all_due: bool) -> BlockTerms:
+        """Undo `pack`; `all_due`: whatever came, since the server holds nothing that the worker knows of."""
+        thresholds = arrays["thresholds"].astype(np.float64)
+        due = np.unpackbits(arrays["due"], count=len(thresholds)).astype(np.bool_)
+        return cls(thresholds, (due | all_due)[None])
 
 
 class Request(NamedTuple):
@@ -25,6 +48,13 @@ class Request(NamedTuple):
     """At how many models a worker that computes needs its gradient."""
     by_rule: bool = True
     """Whether workers evaluate the rule: not where everybody has to upload, whatever it says."""
+    blocks: BlockTerms | None = None
+    """Which blocks, where each is decided by itself; None: whoever uploads says the whole."""
+
+    def for_workers(self, ids: IntArray) -> Request:
+        """Return the request as the process of some workers gets it."""
+        blocks = None if self.blocks is None else self.blocks._replace(due=self.blocks.due[ids])
+        return self._replace(computes=self.computes[ids], must_upload=self.must_upload[ids], blocks=blocks)
 
 
 class News(NamedTuple):
@@ -68,3 +98,5 @@ class Uploads(NamedTuple):
     """Processes whose model was found not to be the first's: all take over the first's after the round."""
     control: int = 0
     """What this process wants after the round, or the most urgent of what any process wants: see `Training`."""
+    said: Mask | None = None
+    """Which blocks each upload has, `(uploads, B)`, where blocks are decided and no messages say it."""

@@ -7,13 +7,26 @@ stacked, `(W, p)` or `(p,)` where all workers share one; a left side has one num
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from lasg.core.arrays import Array, IntArray, Mask, finite_rows, host, sq, sq_distance, stacked, zeros
+from lasg.core.arrays import (
+    AT_ONCE,
+    Array,
+    FloatArray,
+    IntArray,
+    Mask,
+    finite_rows,
+    host,
+    pieces,
+    sq,
+    sq_distance,
+    stacked,
+    zeros,
+)
 from lasg.core.codecs import State
 from lasg.errors import LasgError
 
@@ -145,6 +158,37 @@ class Rule:
     def estimate_bits(self) -> int:
         """What rides along with an upload: the estimate of L_m, a float32."""
         return 32 if self.estimate else 0
+
+
+def left_sides(rule: Rule, now: Record, memory: Mapping[str, Array], rows: IntArray | None) -> FloatArray:
+    """Evaluate a worker rule, of long vectors piece by piece: a number per worker that computed.
+
+    `memory` is what workers keep of their last record; `rows` are those that computed, None: all.
+    """
+    count, p = now.grad.shape
+    if rows is None and p * count <= AT_ONCE:
+        left = _evaluate(rule, now, Record(**memory))
+    else:
+        parts = []
+        for some in pieces(count, p):
+            which: Any = some if rows is None else rows[some]
+            last = Record(**{name: kept[which] for name, kept in memory.items()})
+            parts.append(_evaluate(rule, rows_of(now, some), last))
+        left = np.concatenate(parts)
+    if left.shape != (count,):
+        expected = f"one number per worker, {(count,)}"
+        raise LasgError(f"rule {rule.name}: its left side must be {expected}, got an array {left.shape}")
+    return left
+
+
+def _evaluate(rule: Rule, now: Record, last: Record) -> FloatArray:
+    """Return a rule's numbers; refuse what is no array, such as the pair that torch's max(-1) gives."""
+    assert rule.left is not None
+    left = rule.left(now, last)
+    if not hasattr(left, "shape"):
+        kind = type(left).__name__
+        raise LasgError(f"rule {rule.name}: its left side must be an array, one number per worker, got {kind}")
+    return host(left)
 
 
 def points_of(probe: Probe | None, k: Any, D: float) -> Any:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from lasg.core.arrays import Array, FloatArray, Mask, add_to, copies, float64, namespace, sq, zeros
+from lasg.core.block_ages import BlockAges
+from lasg.core.block_codec import BlockCodec
 from lasg.core.guard import WINDOW, Guard
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.rules import Iterates, Record, points_of
@@ -147,8 +149,11 @@ class Server:
         self.weights = weights
         self.k = 0
         self.aggregate = float64(zeros(theta.shape, theta))
-        self.history: deque[float] = deque(maxlen=int(min(laziness.window, laziness.D)))
+        self.history: deque[Any] = deque(maxlen=int(min(laziness.window, laziness.D)))
+        """Of the last rounds a number each; or a number per block, where blocks are decided by themselves."""
         self.tau = np.ones(M, np.int64)
+        codec = stages.codec
+        self.blocks = BlockAges(codec, M, theta.shape[-1]) if isinstance(codec, BlockCodec) else None
         self._everybody = np.ones(M, np.bool_)
         self._nobody = np.zeros(M, np.bool_)
         self._scratch: Array = None
@@ -168,8 +173,8 @@ class Server:
         """The current model, theta^k."""
         return self.optimizer.theta
 
-    def threshold(self, eta: float) -> float:
-        """Return the right side shared by all rules.
+    def threshold(self, eta: float) -> Any:
+        """Return the right side shared by all rules; of each block, where blocks are decided by themselves.
 
         With plain SGD it is the paper's, from the squared moves. Otherwise, and where rho says how lazy, the history
         holds squared norms of the aggregate, which is the same number for SGD of one step size.
@@ -181,7 +186,8 @@ class Server:
         if self.laziness.rho is not None:
             mean = sum(self.history) / max(1, len(self.history))
             longest = self.laziness.D if math.isfinite(self.laziness.D) else self.k + 1
-            reuse = float(np.minimum(self.tau, longest).mean())  # who is gone has a tau without bounds
+            ages = self.tau if self.blocks is None else self.blocks.ages
+            reuse = np.minimum(ages, longest).mean(0)  # who is gone has a tau without bounds
             return (self.laziness.rho / self.laziness.workers) ** 2 * mean * self._forgetting / reuse
         if self.laziness.c_d is not None:
             return self.laziness.c_d / self.laziness.workers**2 * sum(self.history)
@@ -208,10 +214,13 @@ class Server:
         threshold = math.nan if gave_up else self.threshold(eta)
         # Who has given up laziness needs no rule's probe; an estimator needs its own in every round.
         points = int(points_of(self._own_probe if gave_up else self._probe, self.k, self.laziness.D))
-        must = self._everybody if gave_up else self._must_upload()
+        must: Mask = self._everybody if gave_up else self._must_upload()
         if self.iterates is None or must is self._everybody:
-            by_rule = must is not self._everybody
-            return Request(self.k, self.theta, eta, threshold, self._everybody, must, None, points, by_rule)
+            by_rule, blocks = must is not self._everybody, None
+            if self.blocks is not None:
+                blocks = self.blocks.open(threshold, must)
+                threshold, must = float(blocks.thresholds.sum()), np.asarray(blocks.due.any(-1))
+            return Request(self.k, self.theta, eta, threshold, self._everybody, must, None, points, by_rule, blocks)
         assert self.rule.left is not None  # otherwise everybody must upload
         now = Record(theta=self.theta, moved=self.iterates.moved(self.theta), smoothness=self.smoothness)
         left = self.rule.left(now, Record())
@@ -219,29 +228,37 @@ class Server:
         return Request(self.k, self.theta, eta, threshold, asked, asked, left, points)
 
     def _must_upload(self) -> Mask:
-        """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1)."""
+        """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1).
+
+        Where blocks are decided by themselves, which blocks of whom.
+        """
         if self.k == 0 or self.rule.left is None:
             return self._everybody
         limit = math.inf if self.guard is None else self.guard.reuse_limit
+        tau = self.tau if self.blocks is None else self.blocks.ages
         if not self.rule.forces:
-            return self._nobody if limit == math.inf else self.tau >= limit
+            return self._nobody if limit == math.inf else tau >= limit
         if self._periodic:
             if self.k % self.laziness.D == 0:
                 return self._everybody
-            return (self.tau > self.laziness.D) | (self.tau >= limit)
+            return (tau > self.laziness.D) | (tau >= limit)
         if self.rule.estimate and self.k == 1 and self.laziness.start == "ask-twice":
             return self._everybody
-        return self.tau >= min(self._longest, limit)
+        return tau >= min(self._longest, limit)
 
     def close(self, uploads: Uploads, news: News | None) -> Array:
         """Close round k with what all workers answered, and what that means for the aggregate; return theta^{k+1}."""
         before, uploaded = self.theta, uploads.uploaded
+        if self.blocks is not None:
+            self.blocks.close(uploads)
         if self.guard is not None and self.k and not uploads.forget:
             self._watch(uploaded, news, uploads.loss)
         self.tau = self.tau + 1  # a new array: rounds that were reported keep theirs
         if self.k == 0 or (self._periodic and self.k % self.laziness.D == 0):
             # Everybody had to upload; whoever could not, for want of a finite gradient, stays due until it does.
             self.tau[~uploaded] = self._longest + 1
+            if self.blocks is not None:
+                self.blocks.ages[~uploaded] = self._longest + 1
         if news is not None:
             if news.whole:
                 self.aggregate = news.vector
@@ -253,8 +270,9 @@ class Server:
         if uploads.estimates is not None:
             self._note_smoothness(uploaded, uploads.estimates)
         theta = self.optimizer.step(self.k, self.aggregate)
-        size = float(sq(self._difference(theta, before) if self._in_moves else self.aggregate))
-        if not size < float("inf"):
+        vector = self._difference(theta, before) if self._in_moves else self.aggregate
+        size: Any = float(sq(vector)) if self.blocks is None else self.blocks.blocks.squares(vector)
+        if not (size < float("inf") if self.blocks is None else np.isfinite(size).all()):
             raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
         self.history.append(size)
         self.k += 1
@@ -284,6 +302,10 @@ class Server:
         innovation = None if news is None else news.vector - self.aggregate if news.whole else float64(news.vector)
         squares = np.ones(len(uploaded)) if self.weights is None else np.asarray(self.weights, np.float64) ** 2
         share = 1.0 if uploaded.all() else float(squares[uploaded].sum() / squares.sum())
+        if self.blocks is not None:
+            seen = self.blocks.watch(innovation, self.aggregate, squares)
+            self.guard.close(self.k, seen.share, seen.news, seen.size, loss, silent=seen.silent)
+            return
         change = size = 0.0
         if innovation is not None:
             change = float(sq(innovation))
@@ -307,6 +329,7 @@ class Server:
             "tau": self.tau,
             "smoothness": self.smoothness,
             **({} if self.recent is None else {"recent": self.recent}),
+            **({} if self.blocks is None else {"ages": self.blocks.ages}),
             "optimizer": self.optimizer.state(),
             "iterates": None if self.iterates is None else self.iterates.state(),
         }
@@ -319,6 +342,8 @@ class Server:
         same = bool(state.get("in_moves", self.optimizer.plain)) == self._in_moves
         self.history = deque(state["history"] if same else (), maxlen=self.history.maxlen)
         self.tau, self.smoothness, self.recent = state["tau"], state["smoothness"], state.get("recent")
+        if self.blocks is not None:
+            self.blocks.ages = state["ages"]
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])

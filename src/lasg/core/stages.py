@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from lasg.core.belief import BELIEFS, Belief
+from lasg.core.block_codec import BlockCodec
+from lasg.core.blocks import Blocks
 from lasg.core.codec_names import FEEDBACK, parse
 from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec, as_codec
 from lasg.core.estimators import Estimator, MomentumCorrection
@@ -90,10 +92,46 @@ class Stages:
             )
         if isinstance(estimator, MomentumCorrection) and self.belief != "residual":
             raise LasgError("momentum correction adds up what is not said yet: take residual, or momentum instead")
-        if rule.sees_message and (isinstance(self.codec, StatefulCodec) or self.codec.unbiased):
+        said = self.codec.codec if isinstance(self.codec, BlockCodec) else self.codec
+        if rule.sees_message and (isinstance(said, StatefulCodec) or said.unbiased):
             raise LasgError(f"rule {rule.name} looks at a message before it is sent: take a codec such as uniform4")
         if rule.needs is not None and (estimator is None or rule.needs not in estimator.init(1, np.zeros(1))):
             raise LasgError(f"rule {rule.name} needs an estimator that knows its noise: +storm, as lasg-vr has it")
+
+        self._refuse_blocks()
+
+    def _refuse_blocks(self) -> None:
+        """Refuse what cannot be decided, or said, block by block."""
+        if not isinstance(self.codec, BlockCodec):
+            return
+        rule = self.rule
+        if rule.left is None:
+            raise LasgError(
+                f"rule {rule.name} says everything in every round, and with blocks a worker says what is news: take "
+                "lag or clag, or leave blocks out"
+            )
+        if rule.where == "server":
+            raise LasgError(f"rule {rule.name} asks for all blocks of a worker or for none: take lag or clag")
+        if rule.probe == "last":
+            raise LasgError(
+                f"rule {rule.name} needs a gradient at the model of the last upload, which every block has another of: "
+                "take wk1, lag or clag"
+            )
+        if rule.needs is not None:
+            raise LasgError(
+                f"rule {rule.name} compares with the noise of a whole estimate, which no block has: take clag or lag"
+            )
+        if self.belief == "replace":
+            raise LasgError("blocks that are no news are left out, and replace would take them for 0: take difference")
+        if isinstance(self.codec.codec, Feedback):
+            raise LasgError(
+                f"+{FEEDBACK} and {self.belief} both say later what a message leaves out: leave +{FEEDBACK} out"
+            )
+        if self.robust is not None:
+            raise LasgError(
+                "median-clip compares what all uploads say of a tensor, and with blocks some leave it out: leave one "
+                "of the two out"
+            )
 
     def _refuse_averages(self) -> None:
         """Refuse what looks at the size of contributions where they are moves of a state, too, in other units."""
@@ -109,6 +147,11 @@ class Stages:
                 f"{type(self.estimator).__name__} filters moves of the model, and with inner_memory = averaged a "
                 "contribution is also a move of momenta: leave it out, or take inner_memory = kept"
             )
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of a model of which each is news or not by itself; None: the whole is, or is not."""
+        return self.codec.blocks if isinstance(self.codec, BlockCodec) else None
 
     @property
     def averages(self) -> int:

@@ -239,8 +239,7 @@ class Training:
             own = self._nobody
         else:
             if not self._all_here:
-                computes, must = request.computes[self.ids], request.must_upload[self.ids]
-                request = request._replace(computes=computes, must_upload=must)
+                request = request.for_workers(self.ids)
             if self.silent:
                 request = request._replace(computes=np.zeros_like(request.computes))
             own = self.workers.answer(request)

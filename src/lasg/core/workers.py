@@ -24,17 +24,17 @@ from lasg.core.arrays import (
     copies,
     copy,
     count_set,
-    host,
     pieces,
     places_of,
     view_of,
     zeros,
 )
 from lasg.core.belief import Listener, Speaker, pick, put
+from lasg.core.blocks import BlockDecisions
 from lasg.core.codecs import State
 from lasg.core.estimators import Estimator
 from lasg.core.messages import News, Request, Uploads
-from lasg.core.rules import Iterates, Record, is_sound, rows_of
+from lasg.core.rules import Iterates, Record, is_sound, left_sides, rows_of
 from lasg.core.work import Oracle
 from lasg.errors import LasgError
 
@@ -75,8 +75,10 @@ class Workers:
         self.worked = self.work.init(len(ids), theta)
         self._one_gradient = stages.one_gradient
         self.estimates = {} if stages.estimator is None else stages.estimator.init(len(ids), theta)
-        self.memory = {name: zeros(shape, theta) for name in self.rule.remembers}
-        self.watched = {} if self.rule.watch is None else self.rule.watch.init(len(ids), theta)
+        self.memory: dict[str, Array] = {name: zeros(shape, theta) for name in self.rule.remembers}
+        self.by_block = None if stages.blocks is None else BlockDecisions(self.rule, stages.blocks, theta.shape[-1])
+        watch = self.rule.watch if self.by_block is None else self.by_block.watch
+        self.watch, self.watched = watch, {} if watch is None else watch.init(len(ids), theta)
         self.iterates = Iterates(len(ids), theta) if stages.probe in ("last", "previous") else None
         self._periodic = self.rule.periodic
         self._probes, self._each_round = stages.probe is not None, stages.probe == "previous"
@@ -122,7 +124,7 @@ class Workers:
             broken = self._find_broken(now, rows)
             contributions = self._contribute(now, rows, broken)
             now = self._with_belief(now, contributions, rows, broken)
-        left, uploaded = self._decide(request, now, rows)
+        left, uploaded, saying = self._decide(request, now, rows)
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         if contributions is None:
             broken = self._find_broken(now, rows, left, estimates)
@@ -136,12 +138,13 @@ class Workers:
             return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken)
         who = self._all if uploads == len(self.ids) else np.flatnonzero(uploaded)
         places = places_of(who, rows, uploads, count)
-        news, messages, bits = self._say(request.k, contributions, who, places)
+        news, messages, bits, said = self._say(request.k, contributions, who, places, saying)
         if self._remembers:
-            self._remember(now, uploaded, who, places)
+            self._remember(now, uploaded, who, places, saying)
         if estimates is not None:
             estimates = estimates[places]
-        return Uploads(uploaded, uploads, bits, evaluations, news, messages, (), left, estimates, broken)
+        counted = (uploads, bits, evaluations)
+        return Uploads(uploaded, *counted, news, messages, (), left, estimates, broken, said=said)
 
     # -- work -------------------------------------------------------------------------------------------------
 
@@ -265,76 +268,59 @@ class Workers:
 
     # -- decide -----------------------------------------------------------------------------------------------
 
-    def _decide(self, request: Request, now: Record, rows: IntArray | None) -> tuple[FloatArray | None, Mask]:
-        """Return the rule's left side, where the workers evaluate it, and who is to upload."""
+    def _decide(
+        self, request: Request, now: Record, rows: IntArray | None
+    ) -> tuple[FloatArray | None, Mask, Mask | None]:
+        """Return the rule's left side, where the workers evaluate it, who is to upload, and which blocks; None: all."""
         must = request.must_upload
-        if self.rule.watch is not None:
+        if self.watch is not None:
             now = now._replace(state=self._watch(now, rows))
         if self.rule.left is None or self.rule.where == "server" or not request.by_rule:
-            return None, must if rows is None else must & request.computes
-        left = self._left(now, rows)
-        if left.shape != (len(now.grad),):
-            expected, came = f"one number per worker, {(len(now.grad),)}", left.shape
-            raise LasgError(f"rule {self.rule.name}: its left side must be {expected}, got an array {came}")
+            return None, must if rows is None else must & request.computes, None
+        if self.by_block is not None:
+            return self.by_block.decide(request, now, self.memory, rows)
+        left = left_sides(self.rule, now, self.memory, rows)
         if rows is None:
-            return left, (left > request.threshold) | must
+            return left, (left > request.threshold) | must, None
         spread = np.full(len(self.ids), np.nan)
         spread[rows] = left
-        return spread, ((spread > request.threshold) | must) & request.computes
+        return spread, ((spread > request.threshold) | must) & request.computes, None
 
     def _watch(self, now: Record, rows: IntArray | None) -> dict[str, Array]:
         """Let the rule see the round of those that computed, whether they upload or not; return what it knows."""
-        assert self.rule.watch is not None
+        assert self.watch is not None
         who: Any = slice(None) if rows is None else rows
-        state = self.rule.watch.update(now, pick(self.watched, who))
+        state = self.watch.update(now, pick(self.watched, who))
         # Who has no finite gradient remembers nothing of this round.
         sound = np.flatnonzero(is_sound(now))
         put(self.watched, np.arange(len(self.ids))[who][sound], pick(state, sound))
         return state
 
-    def _evaluate(self, now: Record, last: Record) -> FloatArray:
-        """Return a rule's numbers; refuse what is no array, such as the pair that torch's max(-1) gives."""
-        assert self.rule.left is not None
-        left = self.rule.left(now, last)
-        if not hasattr(left, "shape"):
-            kind = type(left).__name__
-            raise LasgError(f"rule {self.rule.name}: its left side must be an array, one number per worker, got {kind}")
-        return host(left)
-
-    def _left(self, now: Record, rows: IntArray | None) -> FloatArray:
-        """Evaluate the rule, of long vectors piece by piece."""
-        count, p = now.grad.shape
-        if rows is None and p * count <= AT_ONCE:
-            return self._evaluate(now, Record(**self.memory))
-        left = []
-        for some in pieces(count, p):
-            which: Any = some if rows is None else rows[some]
-            left.append(
-                self._evaluate(rows_of(now, some), Record(**{name: kept[which] for name, kept in self.memory.items()}))
-            )
-        return np.concatenate(left)
-
     # -- say --------------------------------------------------------------------------------------------------
 
     def _say(
-        self, k: int, contributions: Array, who: IntArray, places: IntArray | slice
-    ) -> tuple[News | None, tuple[bytes, ...], int]:
-        """Say the rows of the uploaders, which stand at `places`; return the news or the messages, and the bits."""
+        self, k: int, contributions: Array, who: IntArray, places: IntArray | slice, saying: Mask | None
+    ) -> tuple[News | None, tuple[bytes, ...], int, Mask | None]:
+        """Say the rows of the uploaders, which stand at `places`, or the blocks of them in `saying`.
+
+        Return the news or the messages, the bits, and which blocks were said, where no messages say it.
+        """
+        masks: list[Mask] = []
         p, listener, speaker = contributions.shape[-1], self.listener, self.speaker
         if listener is not None and len(who) * p <= AT_ONCE and not listener.sums_rows:
             senders: Any = slice(None) if len(who) == len(self.ids) else who
-            said = speaker.to_say(contributions[places], senders)
+            said = self._to_say(contributions[places], senders, saying, masks)
             decoded, bits = speaker.say(said, senders, functools.partial(self._noise, k, senders, p))
             self._said(decoded, senders)
             changed = listener.hear(decoded, senders)
-            return listener.news(changed), (), bits
+            return listener.news(changed), (), bits, masks[0] if masks else None
         changed = None if listener is None or listener.sums_rows else listener.nothing()
         standing = np.arange(len(contributions))[places]
         messages: list[bytes] = []
         bits = 0
         for some in pieces(len(who), p) if listener is None else listener.pieces(len(who)):
             mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
-            said = speaker.to_say(contributions[view_of(standing[some])], mine)
+            said = self._to_say(contributions[view_of(standing[some])], mine, saying, masks)
             if listener is None:
                 packed, decoded = speaker.pack(k, said, mine, noise)
                 messages += packed
@@ -346,10 +332,17 @@ class Workers:
             listener.hear_long(changed, decoded, who[some])
             bits += size
         if listener is not None:
-            return listener.news(changed), (), bits
+            return listener.news(changed), (), bits, np.concatenate(masks) if masks else None
         if not all(messages):
             raise LasgError("the codec made an empty message, which cannot be told from silence")
-        return None, tuple(messages), 8 * sum(map(len, messages))
+        return None, tuple(messages), 8 * sum(map(len, messages)), None
+
+    def _to_say(self, contributions: Array, who: IntArray | slice, saying: Mask | None, masks: list[Mask]) -> Array:
+        """Return what uploaders say; where there are blocks, those in `saying` alone, and note which have any news."""
+        said = self.speaker.to_say(contributions, who)
+        if self.by_block is not None:
+            masks.append(self.by_block.clear(said, None if saying is None else saying[who]))
+        return said
 
     def _no_news(self) -> News | None:
         """Return what it means that nobody here uploads: nothing, or where news are the whole, the same as before."""
@@ -360,9 +353,13 @@ class Workers:
         key = counter.keys(self.seed, counter.QUANTISER, self.ids[senders], k)[0]
         return counter.uniforms(key, p)
 
-    def _remember(self, now: Record, uploaded: Mask, who: IntArray, places: IntArray | slice) -> None:
-        """Keep of the uploaders what the rule compares with later."""
-        if self.memory:
+    def _remember(
+        self, now: Record, uploaded: Mask, who: IntArray, places: IntArray | slice, saying: Mask | None
+    ) -> None:
+        """Keep of the uploaders, or of the blocks that they say, what the rule compares with later."""
+        if self.by_block is not None and saying is not None:
+            self.by_block.remember(self.memory, now, who, np.arange(len(now.grad))[places], saying)
+        elif self.memory:
             rows = np.arange(len(now.grad))[places]
             for name, kept in self.memory.items():
                 for some in pieces(len(who), kept.shape[-1]):

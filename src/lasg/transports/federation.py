@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lasg.core.arrays import IntArray, checksum, host
 from lasg.core.belief import NEVER, upload_id
+from lasg.core.block_codec import BlockCodec
 from lasg.core.messages import Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
@@ -165,6 +166,7 @@ class Federation(Local):
             "checksum": now.checksum,
         }
         more, arrays, told = self._model_or_steps(m, now)
+        arrays |= {} if request.blocks is None else request.blocks.pack(m)
         now.asked.add(m)
         name = self.members.push(self.members.node_of_worker[m], Parcel({**head, **more}, arrays))
         now.pending[name] = (m, told)
@@ -234,6 +236,8 @@ class Federation(Local):
         news = self.listener.take(list(messages.values()), np.array(list(messages), np.int64), sorted({*gone, *again}))
         if self.deltas is not None:
             self.deltas.note(k, messages, gone, news)
+        codec, p = self.listener.codec, self.listener.like.shape[-1]
+        said = codec.said(list(messages.values()), p) if isinstance(codec, BlockCodec) else None
         left = np.array([answers[m].left if m in answers else math.nan for m in everybody])
         return Uploads(
             np.array([m in uploads for m in everybody]),
@@ -247,6 +251,7 @@ class Federation(Local):
             broken=broken if broken.any() else None,
             downloads=len(now.asked),
             weights=self.members.weights,
+            said=said,
         )
 
     def load_pooled_buffers(self) -> None:

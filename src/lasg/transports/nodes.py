@@ -21,7 +21,7 @@ from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, cast, chec
 from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
 from lasg.core.entropy import FORMAT
-from lasg.core.messages import Request
+from lasg.core.messages import BlockTerms, Request
 from lasg.core.optimizers import Optimizer, lengthen, with_averages
 from lasg.core.work import Oracle
 from lasg.core.workers import Workers
@@ -158,11 +158,13 @@ class Node:
         question = [k, int(head["based"]), int(head["checksum"])]
         if self.answered is not None and self.answered[0] == question:
             return self.answered[1]  # the answer was lost: stages that remember rounds have had this one
-        answer = self._compute(k, head, said)
+        answer = self._compute(k, head, arrays, said)
         self.answered = (question, answer) if self.workers.remembers_rounds else None
         return answer
 
-    def _compute(self, k: int, head: dict[str, Any], said: dict[str, Any]) -> Parcel:
+    def _compute(
+        self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], said: dict[str, Any]
+    ) -> Parcel:
         """Compute a round at the model that was reached; return the answer."""
         self.k = k
         self.weighted_oracle.share = float(head["weight"])
@@ -182,6 +184,7 @@ class Node:
             computes=np.array([True]),
             must_upload=np.array([bool(head["due"]) or not agreed]),
             points=int(head["points"] if "points" in head else self.stages.points(k, self.D)),
+            blocks=None if self.stages.blocks is None else BlockTerms.unpack(arrays, all_due=not agreed),
         )
         uploads = self.workers.answer(request)
         said["evaluations"] = uploads.gradients
