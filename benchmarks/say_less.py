@@ -3,6 +3,7 @@
     python benchmarks/say_less.py regressions --data-dir DIR    # to the loss that LAQSG-WK2 has after its printed bits
     python benchmarks/say_less.py network --data-dir DIR        # mnist-nn, heterogeneous, to SGD's loss of .089
     python benchmarks/say_less.py drop-in --data-dir DIR        # beside DistributedDataParallel, the same steps
+    python benchmarks/say_less.py blocks --data-dir DIR         # whole vectors beside blocks, digits, a network
 
 Each goes on where it was stopped: finished rows are in results/say-less-*.csv, and the table is printed from them.
 Bits are those of the messages, 8 x their bytes; `coder` is the format of the entropy coder that made them. `down` is
@@ -254,12 +255,35 @@ def text_problem(cut: str, workers: int, seed: int) -> ModuleProblem:
     return problem
 
 
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+BY_BLOCK = ("lag+dense+difference", "wk1+dense+difference", "clag+grid0.25+ec+difference")
+"""Each decides of the whole vector, of every tensor, and of pieces of at most 256 entries."""
+BLOCK_TARGET = 0.05
+
+
+def block_cases(seeds: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """Every seed and algorithm."""
+    names = [f"{name}{part}" for name in BY_BLOCK for part in ("", "+blocks", "+blocks256")]
+    return ((name, seed) for seed in seeds for name in ["sgd", *names])
+
+
+def block_rows(case: tuple[Any, ...], data_dir: str, quick: bool) -> Iterator[Row]:
+    """Train a network of two layers on digits, sorted by label, until the loss is reached."""
+    name, seed = case
+    spec = task("digits").spec(name, model="mlp", lam=0.0, setting="heterogeneous", seed=seed)
+    training = factories.training(spec, factories.problem(spec, data_dir))
+    run_to(training, BLOCK_TARGET, every=10, rounds=20 if quick else 1000)
+    yield {"seed": seed, "eta": spec.eta} | result(name, training, BLOCK_TARGET)
+
+
 # -- what is kept, and printed ---------------------------------------------------------------------------------------
 
 Rows = Callable[[tuple[Any, ...], str, bool], Iterator[Row]]
 PARTS: dict[str, tuple[Callable[[Iterable[int]], Iterator[tuple[Any, ...]]], Rows, tuple[str, ...], int]] = {
     "regressions": (regression_cases, regression_rows, ("task", "setting"), 5),
     "network": (network_cases, network_rows, (), 3),
+    "blocks": (block_cases, block_rows, (), 5),
     "drop-in": (drop_in_cases, drop_in_rows, ("network", "optimizer", "split", "workers", "method"), 5),
 }
 """Of each: its cases, a case's rows, what its table is grouped by besides the algorithm, seeds."""

@@ -343,7 +343,7 @@ def clag(s: Setting, K: int) -> Outcome:
 
 
 def by_block(s: Setting, K: int, rule: str) -> Outcome:
-    """lag or clag, and what is said, for every tensor by itself; differences as float32 numbers.
+    """lag or clag, and what is said, for every tensor by itself; clag says float32 numbers.
 
     Tensor b of worker m is said if left > right, or if it was not said for D rounds, and at k = 0:
     lag: ||g_b - (g_b when b was said last)||^2 > c / (eta^2 M^2) sum of the last ten ||theta_b^{j+1} - theta_b^j||^2;
@@ -355,7 +355,7 @@ def by_block(s: Setting, K: int, rule: str) -> Outcome:
     tau = [[1] * len(tensors) for _ in range(s.M)]
     for k in range(K):
         theta, uploaders = out.theta[-1], set()
-        moves = [b - a for a, b in itertools.pairwise(out.theta[-11:])]
+        moves = [b - a for a, b in itertools.pairwise(out.theta[-1 - min(10, s.D) :])]
         for m in range(s.M):
             g = grad(s, m, theta, k)
             for b, where in enumerate(tensors):
@@ -368,7 +368,8 @@ def by_block(s: Setting, K: int, rule: str) -> Outcome:
                 if k and why == "silent":
                     tau[m][b] += 1
                 else:
-                    h[m] = h[m] + say_floats(g - h[m], where)
+                    d = g - h[m]
+                    h[m][where] += d[where] if rule == "lag" else say_floats(d, where)[where]
                     then[m][where], tau[m][b] = g[where], 1
                     uploaders.add(m)
                 out.why[why if k else "first"] += 1

@@ -292,24 +292,22 @@ def test_averaged_states_cost_a_message_of_the_models_length_each(options: dict[
 
 
 @pytest.mark.parametrize(
-    ("rule", "case"),
+    ("rule", "codec", "case"),
     [
-        ("lag", {"shapes": ((4, 3), (6,), (5, 2)), "eta": 0.5, "D": 8, "batch": 0.3, "c": 0.5}),
-        ("clag", {"shapes": ((4, 3), (6,), (5, 2)), "eta": 0.5, "D": 3, "batch": 0.6}),
+        ("lag", "dense", {"shapes": ((4, 3), (6,), (5, 2)), "eta": 0.5, "D": 8, "batch": 0.3, "c": 0.5}),
+        # In double precision both sides are equal in the round after a message, and rounding would decide.
+        ("clag", "topk1:float", {"shapes": ((4, 3), (6,), (5, 2)), "eta": 0.5, "D": 3, "batch": 0.6}),
     ],
 )
 def test_blocks_that_are_decided_by_themselves_are_said_when_they_are_news_or_due(
-    rule: str, case: dict[str, Any]
+    rule: str, codec: str, case: dict[str, Any]
 ) -> None:
-    training, setting = both(f"{rule}+topk1:float+ec+difference+blocks", **case)
+    training, setting = both(f"{rule}+{codec}+difference+blocks", **case)
     expected = paper.by_block(setting, ROUNDS, rule)
     compare(training, expected)
     assert all(expected.why[reason] >= 15 for reason in ("violated", "due", "silent", "parts")), expected.why
-    dense, _ = both(f"{rule}+dense+difference+blocks", **case)
-    for _ in range(ROUNDS):
-        dense.step()
-    # In double precision, and a byte in front that says which of the three blocks there are.
-    assert dense.ledger.bits_up == 64 * expected.why["entries"] + 8 * dense.ledger.uploads
+    # Numbers in double precision, and a byte in front that says which of the three blocks there are.
+    assert codec != "dense" or training.ledger.bits_up == 64 * expected.why["entries"] + 8 * training.ledger.uploads
 
 
 def test_drift_correction_is_scaffold() -> None:

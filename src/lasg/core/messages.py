@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask
+from lasg.core.arrays import Array, FloatArray, Mask
 
 
 class BlockTerms(NamedTuple):
@@ -50,11 +50,6 @@ class Request(NamedTuple):
     """Whether workers evaluate the rule: not where everybody has to upload, whatever it says."""
     blocks: BlockTerms | None = None
     """Which blocks, where each is decided by itself; None: whoever uploads says the whole."""
-
-    def for_workers(self, ids: IntArray) -> Request:
-        """Return the request as the process of some workers gets it."""
-        blocks = None if self.blocks is None else self.blocks._replace(due=self.blocks.due[ids])
-        return self._replace(computes=self.computes[ids], must_upload=self.must_upload[ids], blocks=blocks)
 
 
 class News(NamedTuple):

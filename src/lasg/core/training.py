@@ -239,7 +239,10 @@ class Training:
             own = self._nobody
         else:
             if not self._all_here:
-                request = request.for_workers(self.ids)
+                computes, must, blocks = request.computes[self.ids], request.must_upload[self.ids], request.blocks
+                if blocks is not None:
+                    blocks = blocks._replace(due=blocks.due[self.ids])
+                request = request._replace(computes=computes, must_upload=must, blocks=blocks)
             if self.silent:
                 request = request._replace(computes=np.zeros_like(request.computes))
             own = self.workers.answer(request)

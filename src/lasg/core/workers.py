@@ -96,11 +96,12 @@ class Workers:
     def remembers_rounds(self) -> bool:
         """Whether to compute a round twice is not to compute it once: a stage keeps something of every round.
 
-        An estimate of L_m compares with the last upload's model, which an upload that may be lost replaces.
+        An estimate of L_m compares with the last upload's model, which an upload that may be lost replaces. Who does
+        not know whether its upload came says all blocks.
         """
         stages, rule = self.stages, self.stages.rule
         remembers = bool(stages.estimator or rule.watch or rule.estimate or self.worked) or self._each_round
-        return remembers or stages.belief == "residual"
+        return remembers or stages.belief == "residual" or self.by_block is not None
 
     def confirm(self, held: int) -> bool:
         """Learn which upload the server holds: see `Speaker.confirm`."""

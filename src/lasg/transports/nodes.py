@@ -184,7 +184,7 @@ class Node:
             computes=np.array([True]),
             must_upload=np.array([bool(head["due"]) or not agreed]),
             points=int(head["points"] if "points" in head else self.stages.points(k, self.D)),
-            blocks=None if self.stages.blocks is None else BlockTerms.unpack(arrays, all_due=not agreed),
+            blocks=BlockTerms.unpack(arrays, all_due=not agreed) if "thresholds" in arrays else None,
         )
         uploads = self.workers.answer(request)
         said["evaluations"] = uploads.gradients
