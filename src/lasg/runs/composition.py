@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lasg.core.algorithms import KNOWN, Algorithm, algorithm, composition_name
+from lasg.core.block_codec import BlockCodec
 from lasg.core.codec_names import name_of, parse
 from lasg.core.codecs import CodecLike, as_codec
 from lasg.core.rules import ALL_RULES, Record, Rule
@@ -30,6 +31,10 @@ def compose(base: Algorithm, rule: Rule | str | None, codec: CodecLike | str | N
     Of `settings`, those of a spec, H, bits and bucket decide the local steps and the codec of one of the twelve.
     """
     rule = find_rule(base.rule if rule is None else rule)
+    if codec is not None and isinstance(base.own_codec, BlockCodec) and not isinstance(find_codec(codec), BlockCodec):
+        raise LasgError(
+            f"{base.name} says block by block, and the codec given says whole vectors: give one with +blocks"
+        )
     codec = find_codec(base.codec(settings["bits"], settings.get("bucket")) if codec is None else codec)
     own_rule = None if ALL_RULES.get(rule.name) == rule else describe_rule(rule)
     known = name_of(codec)
