@@ -146,10 +146,15 @@ def test_in_a_federation_they_do_what_they_do_simulated_and_resume_bit_for_bit(n
 
 
 def test_on_ranks_they_do_what_they_do_simulated_and_resume_bit_for_bit() -> None:
-    ranks = distributed_as_simulated(CASES)
+    ranks = distributed_as_simulated({name: stages for name, stages in CASES.items() if name not in BY_BLOCK})
     assert ranks[0]["wk2, largest entries", "hub"][0].form == "packed"
     assert ranks[0]["wk2, coarse", "hub"][0].form == "summed"
     assert ranks[0]["always, coarse", "hub"][0].form == "totals"
+
+
+def test_on_ranks_blocks_are_decided_as_simulated_and_resume_bit_for_bit() -> None:
+    ranks = distributed_as_simulated({name: CASES[name] for name in BY_BLOCK})
+    assert {whole.form for whole, _ in ranks[0].values()} == {"packed"}
 
 
 # -- when answers are lost ---------------------------------------------------------------------------------------------

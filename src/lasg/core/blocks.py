@@ -99,10 +99,10 @@ class BlockDecisions:
         total[who] = np.sum(left, 0)
         return total, saying.any(-1) & request.computes, saying
 
-    def clear(self, rows: Array, saying: Mask | None) -> Mask:
-        """Set what is not said to 0, in place; return which blocks have anything to say."""
+    def clear(self, rows: Array, saying: Mask | None, who: IntArray | slice) -> Mask:
+        """Set what the workers `who` do not say to 0, in place; return which blocks have anything to say."""
         if saying is not None:
-            for i, b in np.argwhere(~saying).tolist():
+            for i, b in np.argwhere(~saying[who]).tolist():
                 rows[i, self.slices[b]] = 0
         return self.blocks.nonzero(rows)
 

@@ -144,8 +144,8 @@ class Workers:
             self._remember(now, uploaded, who, places, saying)
         if estimates is not None:
             estimates = estimates[places]
-        counted = (uploads, bits, evaluations)
-        return Uploads(uploaded, *counted, news, messages, (), left, estimates, broken, said=said)
+        found = Uploads(uploaded, uploads, bits, evaluations, news, messages, (), left, estimates, broken)
+        return found if said is None else found._replace(said=said)
 
     # -- work -------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,9 @@ class Workers:
         p, listener, speaker = contributions.shape[-1], self.listener, self.speaker
         if listener is not None and len(who) * p <= AT_ONCE and not listener.sums_rows:
             senders: Any = slice(None) if len(who) == len(self.ids) else who
-            said = self._to_say(contributions[places], senders, saying, masks)
+            said = speaker.to_say(contributions[places], senders)
+            if self.by_block is not None:
+                masks.append(self.by_block.clear(said, saying, senders))
             decoded, bits = speaker.say(said, senders, functools.partial(self._noise, k, senders, p))
             self._said(decoded, senders)
             changed = listener.hear(decoded, senders)
@@ -321,7 +323,9 @@ class Workers:
         bits = 0
         for some in pieces(len(who), p) if listener is None else listener.pieces(len(who)):
             mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
-            said = self._to_say(contributions[view_of(standing[some])], mine, saying, masks)
+            said = speaker.to_say(contributions[view_of(standing[some])], mine)
+            if self.by_block is not None:
+                masks.append(self.by_block.clear(said, saying, mine))
             if listener is None:
                 packed, decoded = speaker.pack(k, said, mine, noise)
                 messages += packed
@@ -337,13 +341,6 @@ class Workers:
         if not all(messages):
             raise LasgError("the codec made an empty message, which cannot be told from silence")
         return None, tuple(messages), 8 * sum(map(len, messages)), None
-
-    def _to_say(self, contributions: Array, who: IntArray | slice, saying: Mask | None, masks: list[Mask]) -> Array:
-        """Return what uploaders say; where there are blocks, those in `saying` alone, and note which have any news."""
-        said = self.speaker.to_say(contributions, who)
-        if self.by_block is not None:
-            masks.append(self.by_block.clear(said, None if saying is None else saying[who]))
-        return said
 
     def _no_news(self) -> News | None:
         """Return what it means that nobody here uploads: nothing, or where news are the whole, the same as before."""
