@@ -41,6 +41,7 @@ class Pipes(Local):
         """Put the answers of all processes, which host the workers in their order, one after the other."""
         left = [np.full(len(one.uploaded), np.nan) if one.left is None else one.left for one in answers]
         broken = [np.zeros(len(one.uploaded), np.bool_) if one.broken is None else one.broken for one in answers]
+        reports = [one.reports for one in answers if one.reports is not None]
         estimates = [one.estimates for one in answers if one.estimates is not None]
         return Uploads(
             np.concatenate([one.uploaded for one in answers]),
@@ -51,6 +52,7 @@ class Pipes(Local):
             left=None if all(one.left is None for one in answers) else np.concatenate(left),
             estimates=np.concatenate(estimates) if estimates else None,
             broken=None if all(one.broken is None for one in answers) else np.concatenate(broken),
+            reports=np.concatenate(reports) if reports else None,
             control=max(one.control for one in answers),
         )
 

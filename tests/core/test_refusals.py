@@ -12,8 +12,8 @@ from lasg.core.algorithms import ESTIMATORS, KNOWN, Stages, algorithm
 from lasg.core.belief import BELIEFS
 from lasg.core.codec_names import name_of, parse
 from lasg.core.estimators import Momentum, MomentumCorrection, Storm
+from lasg.core.further_rules import ALL_RULES
 from lasg.core.optimizers import ClosedFormSGD, Constant
-from lasg.core.rules import ALL_RULES
 from lasg.core.server import Laziness
 from lasg.core.training import Training
 from lasg.core.work import OptimizerSteps
@@ -176,6 +176,36 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
         {"rule": "laq", "codec": "qsgd4+blocks3", **DIFFERENCE},
         "rule laq looks at a message before it is sent: take a codec such as uniform4",
         [{"codec": "uniform4+blocks3"}],
+    ),
+    (
+        {"rule": "fda", "local_steps": 4, **RESIDUAL},
+        "rule fda lets workers train on their own, which takes an optimizer of theirs: fda+dense+H4+inner+residual",
+        [{"inner": INNER}],
+    ),
+    (
+        {"rule": "fda", "inner": INNER},
+        "rule fda says a worker's whole move, once: take residual, without decay, as fda+dense+H2+inner+residual",
+        [RESIDUAL],
+    ),
+    (
+        {"rule": "fda", "inner": INNER, "decay": 0.9, **RESIDUAL},
+        "take residual, without decay, as fda+dense+H2+inner+residual",
+        [{"decay": 1.0}],
+    ),
+    (
+        {"rule": "fda", "inner": INNER, "estimator": Momentum(), **RESIDUAL},
+        "rule fda says those of many at once: leave it out, as fda+dense+H2+inner+residual",
+        [{"estimator": None}],
+    ),
+    (
+        {"rule": "fda", "inner": replace(INNER, drift=0.5), **RESIDUAL},
+        "drift is corrected where all begin a round from one model, and under fda they do not: leave drift out",
+        [{"inner": INNER}],
+    ),
+    (
+        {"rule": "fda", "inner": replace(INNER, memory="averaged"), **RESIDUAL},
+        "take always, or inner_memory = kept",
+        [{"rule": "always"}, {"inner": INNER}],
     ),
 ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ def both(
     D: int = 100,
     c: float = 0.1,
     H: int = 1,
+    bound: float | None = None,
     inner: Mapping[str, Any] | None = None,
     own: Callable[[], paper.Inner] = lambda: paper.SGD(0.1),
 ) -> tuple[Training, paper.Setting]:
@@ -93,7 +95,7 @@ def both(
         problem,
         server_of(row, size(shapes), eta),
         row.stages(H=H, inner=inner or {}),
-        Laziness(workers=len(SIZES), D=D, c=c),
+        Laziness(workers=len(SIZES), D=D, c=c, variance_bound=bound),
         seed=SEED,
         shapes=shapes,
     )
@@ -113,6 +115,7 @@ def both(
         D=D,
         c=c,
         H=H,
+        bound=bound,
         inner=own,
         shapes=shapes,
         Q0=counter.uniforms(counter.keys(0, counter.START, [0], 0)[0, 0], 8 * columns) - 0.5,
@@ -242,6 +245,45 @@ def test_rounds_that_grow_with_the_step_size_are_those_of_the_quadratic_synchron
     steps = sum(expected.why.values())
     assert (expected.why["round 0"], expected.why["round 19"]) == (4, 70)
     assert (training.ledger.iterations, training.ledger.gradients) == (steps, steps * len(SIZES))
+
+
+FDA = [  # with D, so that of every inner optimizer some rounds exceed the bound, and some are due
+    ("SGD", 0.03, 6),
+    ("momentum", 0.08, 8),
+    ("AdamW", 0.006, 5),
+]
+
+
+@pytest.mark.parametrize(("inner", "bound", "D"), FDA)
+def test_all_upload_when_the_variance_of_their_models_may_exceed_the_bound(inner: str, bound: float, D: int) -> None:
+    options, own = INNER[inner]
+    name = "fda+dense+H2+inner+residual"
+    training, setting = both(name, SMALL, eta=0.8, D=D, H=2, bound=bound, inner=options, own=own)
+    expected = paper.fda(setting, 80)
+    compare(training, expected)
+    assert all(expected.why[reason] >= 5 for reason in ("exceeded", "due", "silent")), expected.why
+    assert training.ledger.control_bits == 80 * len(SIZES) * 64
+    models = 1 + sum(map(bool, expected.uploaders[:-1]))  # nobody is told the same model twice
+    assert training.ledger.downloads == models * len(SIZES)
+
+
+@pytest.mark.parametrize("inner", ["SGD", "momentum", "AdamW"])
+def test_with_a_bound_of_0_it_is_local_sgd(inner: str) -> None:
+    options, own = INNER[inner]
+    case: dict[str, Any] = {"shapes": SMALL, "eta": 1.0, "inner": options, "own": own}
+    training, setting = both("fda+dense+H2+inner+residual", **case, H=2, bound=0.0)
+    local, _ = both("always+dense+H2+inner", **case)
+    compare(training, paper.fda(setting, 60))
+    for _ in range(60):
+        local.step()
+    np.testing.assert_allclose(training.theta, local.theta, rtol=0, atol=1e-12)
+
+
+def test_with_an_infinite_bound_all_upload_after_d_rounds() -> None:
+    training, setting = both("fda+dense+H2+inner+residual", SMALL, eta=1.0, D=7, H=2, bound=np.inf, inner={"eta": 0.2})
+    setting = replace(setting, inner=INNER["SGD"][1])
+    compare(training, paper.fda(setting, 57))
+    assert training.ledger.uploads == len(SIZES) * (1 + 56 // 7)
 
 
 def test_the_case_of_sparseloco_clips_some_and_not_all() -> None:

@@ -34,6 +34,7 @@ STAGES = {
         robust="median-clip",  # type: ignore[arg-type]
         inner=INNER,
     ),
+    "all or nobody": Stages(rule="fda", codec="topk0.05", belief="residual", inner=INNER),  # type: ignore[arg-type]
     "lazy, 2 bits": algorithm("wk2+qsgd2:512").stages(),
 }
 OUTER = {

@@ -12,6 +12,7 @@ import pytest
 from lasg.core.algorithms import Stages, algorithm
 from lasg.core.arrays import host
 from lasg.core.codecs import QSGD
+from lasg.core.further_rules import FDA
 from lasg.core.rules import RULES
 from lasg.core.training import Training
 from lasg.core.work import OptimizerSteps
@@ -72,6 +73,13 @@ AVERAGED = (
     ("AdamW", "lowrank1", "residual"),
     ("AdamW, longer rounds", "dense", "replace"),
 )
+ALL_OR_NOBODY = (
+    ("SGD with momentum", "dense"),
+    ("SGD with momentum", "qsgd4:6"),
+    ("AdamW", "topk0.2:2bit+ec"),
+    ("AdamW", "lowrank1"),
+    ("AdamW, longer rounds", "dense"),
+)
 OWN: dict[str, Stages] = (
     {
         name: algorithm(name).stages()
@@ -111,6 +119,10 @@ OWN: dict[str, Stages] = (
     | {
         f"{name}, averaged, {codec}": Stages(inner=replace(INNER[name], memory="averaged"), codec=codec, belief=belief)  # type: ignore[arg-type]
         for name, codec, belief in AVERAGED
+    }
+    | {
+        f"{name}, {codec}, all or nobody": Stages(rule=FDA, inner=INNER[name], codec=codec, belief="residual")  # type: ignore[arg-type]
+        for name, codec in ALL_OR_NOBODY
     }
     | {"AdamW, clag": replace(algorithm("clag+topk0.2:float+ec+difference").stages(), inner=INNER["AdamW"])}
 )

@@ -82,6 +82,8 @@ class Traffic(NamedTuple):
     """An upload, with what rides along (a flag, an estimate)."""
     silent_bits: float
     """The answer of a silent worker."""
+    fresh: Mask | None = None
+    """In which rounds the model is another than in the round before, and travels; None: in all."""
 
 
 def round_seconds(network: LinkModel, traffic: Traffic) -> npt.NDArray[np.float64]:
@@ -89,6 +91,7 @@ def round_seconds(network: LinkModel, traffic: Traffic) -> npt.NDArray[np.float6
     rounds, workers = traffic.uploaded.shape
     of = network.per_worker(workers)
     heard = 2 * of["latency"] + traffic.model_bits / of["down"]
+    again = 2 * of["latency"] + np.zeros(workers)
     sending, flag = traffic.upload_bits / of["up"], traffic.silent_bits / of["up"]
     silent = np.zeros(workers) if traffic.server_rule else heard
     lasted = np.empty(rounds)
@@ -99,7 +102,10 @@ def round_seconds(network: LinkModel, traffic: Traffic) -> npt.NDArray[np.float6
         busy = traffic.evaluations[some, None] * of["gradient"]
         if traffic.server_rule:
             busy = busy * uploaded
-        ready, answer = np.where(uploaded, heard, silent) + busy, np.where(uploaded, sending, flag)
+        told = np.where(uploaded, heard, silent)
+        if traffic.fresh is not None:
+            told = np.where(traffic.fresh[some, None], told, again)
+        ready, answer = told + busy, np.where(uploaded, sending, flag)
         lasted[some] = ready.max(1) + answer.sum(1) if network.shared else (ready + answer).max(1)
     return lasted
 

@@ -84,6 +84,8 @@ def traffic(run: Run, *, relayed: bool = False) -> Traffic:
         model_bits=model_bits,
         upload_bits=_each(trace["bits_up"], trace["uploads"]) + rule.flag_bits + rule.estimate_bits,
         silent_bits=rule.flag_bits,
+        # What nobody's upload has changed, nobody needs to be told again.
+        fresh=np.append(True, uploaded.any(1))[:-1] if rule.where == "all" else None,
     )
 
 

@@ -17,7 +17,7 @@ PROBLEM = (
     "model",
 )
 """What two runs must share for their losses to be comparable."""
-LAZINESS = {"D", "c", "window", "c_d", "rho", "guard"}
+LAZINESS = {"D", "c", "window", "c_d", "rho", "guard", "variance_bound"}
 """How lazy the workers are: of no use to an algorithm that always uploads."""
 
 
@@ -67,6 +67,10 @@ def settings(spec: Spec) -> dict[str, Any]:
     unused = {"seed", "until", "iterations", "watch", "marks", "patience", "own_rule", "own_codec"}
     if kind.rule.left is None:
         unused |= LAZINESS
+    elif kind.rule.where == "all":
+        unused |= LAZINESS - {"D", "variance_bound"}
+    else:
+        unused |= {"variance_bound"}
     if kind.rule.estimate is None:
         unused |= {"start"}
     if kind.rule.where != "server" or kind.rule.estimate is not None:

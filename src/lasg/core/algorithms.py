@@ -12,8 +12,9 @@ from lasg.core.belief import BELIEFS, Belief
 from lasg.core.codec_names import BLOCKS, CODED, FEEDBACK, by_blocks, parse
 from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, as_codec
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
+from lasg.core.further_rules import ALL_RULES, CLAG, FDA, LAQ, VR
 from lasg.core.robust import ROBUST, MedianClip
-from lasg.core.rules import ALL_RULES, ALWAYS, CLAG, LAG, LAQ, PS, PSE, VR, WK1, WK2, Rule
+from lasg.core.rules import ALWAYS, LAG, PS, PSE, WK1, WK2, Rule
 from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
 from lasg.errors import LasgError, did_you_mean
@@ -182,6 +183,15 @@ _OTHER_ROWS = (
         outer=Outer("Adam", 0.01, {"betas": [0.9, 0.99], "eps": 1e-3}),
         summary="H local steps, Adam on the average move",
         reference="Reddi et al. 2021",
+    ),
+    Algorithm(
+        name="fda",
+        rule=FDA,
+        local=True,
+        belief="residual",
+        outer=Outer(),
+        summary="local steps until two numbers per worker and round say that models are far apart; then the average",
+        reference="Theologitis et al. 2024 (FDA); the measured bound: 2025 (FDA-Opt)",
     ),
     Algorithm(
         name="dgc",

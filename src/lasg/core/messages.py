@@ -50,6 +50,8 @@ class Request(NamedTuple):
     """Whether workers evaluate the rule: not where everybody has to upload, whatever it says."""
     blocks: BlockTerms | None = None
     """Which blocks, where each is decided by itself; None: whoever uploads says the whole."""
+    fresh: bool = True
+    """Whether the model is another than that of the round before: else nobody needs to be told it."""
 
 
 class News(NamedTuple):
@@ -83,6 +85,8 @@ class Uploads(NamedTuple):
     """Estimates of L_m, one per upload."""
     broken: Mask | None = None
     """Whose gradient was NaN or infinite: they are silent, whatever the rule says. None: nobody's."""
+    reports: FloatArray | None = None
+    """What each worker reports, where the server decides for all, `(W, 2)`; NaN: nothing."""
     loss: float | None = None
     """The mean loss of the minibatches, where it is known and the guard wants it."""
     downloads: int | None = None

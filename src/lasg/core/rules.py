@@ -24,7 +24,6 @@ from lasg.core.arrays import (
     pieces,
     sq,
     sq_distance,
-    stacked,
     zeros,
 )
 from lasg.core.codecs import State
@@ -64,6 +63,12 @@ class Record(NamedTuple):
     """What the estimator knows now. Known where `Rule.sees_belief`."""
     state: State | None = None
     """What the rule's own watch knows now, if it has one."""
+    work: State | None = None
+    """What the work remembers after the round's steps. Known to `Rule.report`."""
+    reports: Array = None
+    """What the workers reported in the round before, `(M, n)`; NaN: nothing. Known where `Rule.where` is all."""
+    weights: Array = None
+    """n_m / N of all workers, where `reports` are."""
 
 
 def rows_of(now: Record, some: Any) -> Record:
@@ -80,6 +85,17 @@ def rows_of(now: Record, some: Any) -> Record:
     return now._replace(previous=previous, **chosen)
 
 
+def reports_of(rule: Rule, now: Record, places: Any, broken: Mask | None, workers: int) -> FloatArray:
+    """Return what so many workers report, `(workers, n)`, in float32: those at `places` computed; others say NaN."""
+    assert rule.report is not None
+    said = np.full((workers, REPORTED), np.nan, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        said[places] = rule.report(now)
+    if broken is not None:
+        said[broken] = np.nan
+    return said.astype(np.float64)
+
+
 def is_sound(now: Record) -> Mask:
     """Tell of each worker that computed whether its gradients are finite."""
     sound = finite_rows(now.grad)
@@ -90,7 +106,12 @@ def is_sound(now: Record) -> Mask:
 
 Left: TypeAlias = Callable[[Record, Record], Array]
 Right: TypeAlias = Callable[[float, int], float]
+Report: TypeAlias = Callable[[Record], FloatArray]
 Probe: TypeAlias = Literal["last", "snapshot", "previous"]
+
+
+REPORTED = 2
+"""Numbers in a worker's report."""
 
 
 class Watch(Protocol):
@@ -112,8 +133,9 @@ class Rule:
     name: str
     left: Left | None = None
     """None: nobody is ever silent."""
-    where: Literal["worker", "server"] = "worker"
-    """Who evaluates it. A server rule sees `theta`, `moved` and `smoothness` only, and asks nobody else."""
+    where: Literal["worker", "server", "all"] = "worker"
+    """Who evaluates it. A server rule sees `theta`, `moved` and `smoothness` only, and asks nobody else. With all, the
+    server evaluates it once, on what all workers report: all upload in the next round, or nobody does."""
     probe: Probe | None = None
     """Where, besides theta^k, the gradient is needed: at the last upload's theta, at the snapshot that is taken every
     D rounds, or at the model of the worker's last round. Each costs one more gradient evaluation."""
@@ -135,6 +157,8 @@ class Rule:
     """Of how many asks the largest estimate counts; None: of all."""
     forces: bool = True
     """Whether who was silent for D rounds uploads; a rule that bounds staleness itself needs no D."""
+    report: Report | None = None
+    """What every worker says in every round, two float32, where the server decides for all."""
 
     def __post_init__(self) -> None:
         if self.where == "server" and (self.remembers or self.probe == "snapshot"):
@@ -143,6 +167,10 @@ class Rule:
             raise LasgError(f"rule {self.name}: an estimate needs where='server' and probe='last'")
         if self.where == "server" and self.sees_belief:
             raise LasgError(f"rule {self.name}: a server rule is evaluated before anybody computes")
+        if (self.where == "all") != (self.report is not None) or (self.where == "all" and self.left is None):
+            raise LasgError(f"rule {self.name}: where='all' goes with a report of the workers, and a left side of them")
+        if self.where == "all" and (self.probe or self.remembers or self.watch or self.sees_belief):
+            raise LasgError(f"rule {self.name}: a rule for all sees reports alone: no probe, nothing remembered")
 
     @property
     def periodic(self) -> bool:
@@ -151,7 +179,9 @@ class Rule:
 
     @property
     def flag_bits(self) -> int:
-        """What a worker says in every round besides its contribution: whether it uploads, where it may be silent."""
+        """What a worker says in every round besides its contribution: whether it uploads, or what it reports."""
+        if self.where == "all":
+            return REPORTED * 32
         return 1 if self.left is not None and self.where == "worker" else 0
 
     @property
@@ -228,89 +258,14 @@ def smoothness_estimate(now: Record, last: Record) -> Array:  # noqa: ARG001
         return np.sqrt(np.divide(changed, now.moved, out=np.zeros_like(changed), where=now.moved > 0))
 
 
-def clag(now: Record, last: Record) -> Array:  # noqa: ARG001
-    """Left side of CLAG's trigger (Richtarik et al. 2022, 3PC): ||v - h||^2 - zeta ||g - g'||^2, zeta = 1, against 0.
-
-    g' is the worker's gradient of its last round, h what the server believes of it.
-    """
-    assert now.state is not None
-    return host(sq(now.estimate - now.believed)) - host(now.state["changed"])
-
-
-def clag_right(mean: float, workers: int) -> float:  # noqa: ARG001
-    """Return the right side of `clag`: both sizes are on the left."""
-    return 0.0
-
-
-def laq(now: Record, last: Record) -> Array:
-    """Left side of LAQ's trigger (Sun et al. 2019, eq. 7a): ||dQ||^2 - 3 (||eps^k||^2 + ||eps^{k-tau}||^2).
-
-    dQ is the quantised difference to what is believed, eps what quantising takes away.
-    """
-    return host(sq(now.message)) - 3 * (host(sq(now.error)) + host(sq(last.error)))
-
-
-@dataclass(frozen=True)
-class LastGradient:
-    """Keeps every round's gradient, and by how much it changed: ||g - g'||^2."""
-
-    def init(self, workers: int, theta: Array) -> State:
-        """Return zeros."""
-        return {"grad": zeros((workers, theta.shape[-1]), theta), "changed": zeros((workers,), theta)}
-
-    def update(self, now: Record, state: State) -> State:
-        """Return the gradient of now, and its change."""
-        return {"grad": now.grad, "changed": sq(now.grad - state["grad"])}
-
-
-OVERSHOOT, SHARE, NOISE = 0.5, 0.3, 2.0
-"""theta, c and kappa of `vr`."""
-
-
-def vr(now: Record, last: Record) -> Array:  # noqa: ARG001
-    """Speak if M <h - v, H> > theta ||H||^2, or ||v - h||^2 > (c / M) mean ||H||^2 + kappa a s2.
-
-    v is the worker's estimate, h what the server believes of it, H the aggregate of the last round, which the model's
-    move says: H = (theta^{k-1} - theta^k) / eta. The first condition: what is stale of h, if all workers were like this
-    one, overshoots by more than the share theta of the step. The second: the news is more than a share of the step and
-    kappa times the noise of the estimate itself, a s2 (`estimators.Storm`). theta = 0.5, c = 0.3, kappa = 2.
-    """
-    assert now.estimator is not None
-    stale = now.believed - now.estimate
-    news = host(sq(stale)) - NOISE * host(now.estimator["a"] * now.estimator["s2"])
-    if now.previous is None or not now.eta:
-        return news
-    moved = stacked(now.previous) - now.theta  # eta H
-    overshoot = now.workers * now.eta * host((stale * moved).sum(-1)) > OVERSHOOT * host(sq(moved))
-    return np.where(overshoot, np.inf, news)
-
-
-def vr_right(mean: float, workers: int) -> float:
-    """Return the right side of `vr`: (c / M) mean ||H||^2 of the last rounds."""
-    return SHARE / workers * mean
-
-
-def ps_code(now: Record, last: Record) -> Array:  # noqa: ARG001
-    """Left side of PSE as the authors' released code has it: L_m ||theta^k - theta^{k-tau}||^2, L_m not squared."""
-    return now.smoothness * now.moved
-
-
 ALWAYS = Rule(name="always")
 LAG = Rule(name="lag", left=lag, remembers=("grad",))
 WK1 = Rule(name="wk1", left=wk1, probe="snapshot", remembers=("grad", "probe"))
 WK2 = Rule(name="wk2", left=wk2, probe="last")
 PS = Rule(name="ps", left=ps, where="server")
 PSE = Rule(name="pse", left=ps, where="server", probe="last", estimate=smoothness_estimate)
-
-PSE_RECENT = Rule(name="pse-recent", left=ps, where="server", probe="last", estimate=smoothness_estimate, recent=10)
-PSE_CODE = Rule(name="pse-code", left=ps_code, where="server", probe="last", estimate=smoothness_estimate)
-CLAG = Rule(name="clag", left=clag, watch=LastGradient(), right=clag_right, sees_belief=True)
-LAQ = Rule(name="laq", left=laq, remembers=("error",), sees_belief=True, sees_message=True)
-VR = Rule(name="vr", left=vr, right=vr_right, sees_belief=True, forces=False, needs="s2")
-
 RULES = {rule.name: rule for rule in (ALWAYS, LAG, WK1, WK2, PS, PSE)}
 """The paper's, which go with any estimator, codec and belief."""
-ALL_RULES = RULES | {rule.name: rule for rule in (PSE_RECENT, PSE_CODE, CLAG, LAQ, VR)}
 
 
 class Iterates:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lasg.core.agreement import Agreement
 from lasg.core.arrays import Array, FloatArray, Mask, add_to, copies, float64, namespace, sq, zeros
 from lasg.core.block_ages import BlockAges
 from lasg.core.block_codec import BlockCodec
@@ -67,6 +68,9 @@ class Laziness:
     """A constant weight of every move, before division by M^2; None: c / eta_k^2. Takes the place of c."""
     rho: float | None = None
     """The bound on the aggregate's relative error. Takes the place of c. 0 is plain SGD."""
+    variance_bound: float | None = None
+    """Theta, for rules that decide for all: the variance of the workers' models at which they upload; None: that of
+    the first rounds, measured. 0: in every round; inf: every D rounds."""
     guard: bool = False
     """Whether laziness is watched, and given up where it hurts (`guard.py`)."""
 
@@ -86,6 +90,10 @@ class Laziness:
             raise LasgError(f"c_d must be >= 0 and finite, or None for c / eta^2, got {self.c_d!r}")
         if self.rho is not None and not 0 <= self.rho < float("inf"):
             raise LasgError(f"rho must be >= 0 and finite, a bound on the aggregate's relative error, got {self.rho!r}")
+        if self.variance_bound is not None and not self.variance_bound >= 0:
+            raise LasgError(
+                f"variance_bound must be >= 0, got {self.variance_bound!r}; absent: that of the first rounds, inf: none"
+            )
         if self.rho is not None and self.c_d is not None:
             raise LasgError("rho and c_d both say how lazy: set one of them")
 
@@ -114,6 +122,10 @@ def check_staleness(stages: Stages, laziness: Laziness) -> None:
     rule = stages.rule
     if math.isfinite(laziness.D) or rule.left is None or not rule.forces:
         return
+    if rule.where == "all":
+        if laziness.variance_bound is None or math.isfinite(laziness.variance_bound):
+            return
+        raise LasgError("D = inf and variance_bound = inf let nobody upload, ever: take a finite one of them")
     if rule.periodic:
         raise LasgError(f"rule {rule.name} takes its snapshot every D rounds: D = inf is for wk2, clag and the like")
     if not is_guarded(stages, laziness):
@@ -140,6 +152,7 @@ class Server:
         if laziness.c_d is not None and not optimizer.plain:
             raise LasgError("c_d weighs moves of plain SGD; with another optimizer set c, which weighs gradients")
         self.optimizer, self.rule, self.laziness = optimizer, rule, laziness
+        self.agreement = Agreement(rule, M, laziness.variance_bound) if rule.where == "all" else None
         self._probe = stages.probe
         self._own_probe = stages.own_probe
         self._periodic = rule.periodic
@@ -210,6 +223,8 @@ class Server:
         if self.guard is not None:
             self.guard.horizon = WINDOW * self._forgetting
         eta = self.optimizer.rate(self.k)
+        if self.agreement is not None:
+            return self._open_for_all(self.agreement, eta)
         gave_up = self.guard is not None and bool(self.guard.given_up)
         threshold = math.nan if gave_up else self.threshold(eta)
         # Who has given up laziness needs no rule's probe; an estimator needs its own in every round.
@@ -226,6 +241,13 @@ class Server:
         left = self.rule.left(now, Record())
         asked = (left > threshold) | must
         return Request(self.k, self.theta, eta, threshold, asked, asked, left, points)
+
+    def _open_for_all(self, agreement: Agreement, eta: float) -> Request:
+        """Open a round in which all compute, and all upload or nobody."""
+        must = agreement.uploading(self.k, int(self.tau.min()), self._longest)
+        left = np.full(len(must), agreement.left) if self.k else None
+        theta, bound = self.theta, agreement.threshold
+        return Request(self.k, theta, eta, bound, self._everybody, must, left, 1, by_rule=False, fresh=agreement.fresh)
 
     def _must_upload(self) -> Mask:
         """Who must upload: all at k = 0; then by staleness (alg: LASG-WK2, PS, PSE) or period (alg: LASG-WK1).
@@ -249,6 +271,9 @@ class Server:
     def close(self, uploads: Uploads, news: News | None) -> Array:
         """Close round k with what all workers answered, and what that means for the aggregate; return theta^{k+1}."""
         before, uploaded = self.theta, uploads.uploaded
+        if self.agreement is not None and not self.agreement.close(self.k, uploads, self.weights):
+            self.tau, self.k = self.tau + 1, self.k + 1  # void: no step, whatever the optimizer remembers
+            return before
         if self.blocks is not None:
             self.blocks.close(uploads)
         if self.guard is not None and self.k and not uploads.forget:
@@ -332,6 +357,7 @@ class Server:
             **({} if self.blocks is None else {"ages": self.blocks.ages}),
             "optimizer": self.optimizer.state(),
             "iterates": None if self.iterates is None else self.iterates.state(),
+            **({} if self.agreement is None else {"agreement": self.agreement.state()}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -347,5 +373,7 @@ class Server:
         self.optimizer.restore(state["optimizer"])
         if self.iterates is not None:
             self.iterates.restore(state["iterates"])
+        if self.agreement is not None:
+            self.agreement.restore(state["agreement"])
         if self.guard is not None and "guard" in state:  # a checkpoint without one begins to be watched now
             self.guard.restore(state["guard"])

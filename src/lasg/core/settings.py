@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lasg.core.algorithms import DEFAULT
 from lasg.core.server import DEFAULT_D, Laziness, laziness_of
 
-LAZINESS = ("rho", "c", "guard", "D", "window", "start", "c_d")
+LAZINESS = ("rho", "c", "guard", "D", "window", "start", "c_d", "variance_bound")
 """Of them, those that say how lazy workers are."""
 
 
@@ -34,6 +34,8 @@ class Settings:
     """How many moves the threshold sums."""
     c_d: float | None = None
     """A constant weight of a move, before division by M^2, in place of c / eta^2: the theorems'."""
+    variance_bound: float | None = None
+    """Theta of fda: the variance of the workers' models at which all upload; absent: that of the first ten rounds."""
     start: Literal["ask-twice", "zero"] = "ask-twice"
     """How PSE begins."""
     clip: float | None = None

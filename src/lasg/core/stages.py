@@ -14,8 +14,10 @@ from lasg.core.codec_names import FEEDBACK, parse
 from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec, as_codec
 from lasg.core.estimators import Estimator, MomentumCorrection
 from lasg.core.feedback import Feedback
+from lasg.core.further_rules import ALL_RULES
+from lasg.core.local_models import LocalModels
 from lasg.core.robust import MedianClip, robust_named
-from lasg.core.rules import ALL_RULES, ALWAYS, Probe, Rule, points_of
+from lasg.core.rules import ALWAYS, Probe, Rule, points_of
 from lasg.core.work import OptimizerSteps, SGDSteps, Work
 from lasg.errors import LasgError
 
@@ -77,6 +79,7 @@ class Stages:
                 f"do not have: {advice}"
             )
         self._refuse_averages()
+        self._refuse_for_all()
         if isinstance(self.codec, Feedback) and self.belief != "replace":
             raise LasgError(
                 f"+{FEEDBACK} and {self.belief} both say later what a message leaves out: leave +{FEEDBACK} out, or "
@@ -148,6 +151,29 @@ class Stages:
                 "contribution is also a move of momenta: leave it out, or take inner_memory = kept"
             )
 
+    def _refuse_for_all(self) -> None:
+        """Refuse what does not go with workers that go on from models of their own until all upload."""
+        name, inner = self.rule.name, self.inner
+        if self.rule.where != "all":
+            return
+        nearest = f"{name}+dense+H{self.local_steps}+inner+residual"
+        if inner is None:
+            raise LasgError(
+                f"rule {name} lets workers train on their own, which takes an optimizer of theirs: {nearest}"
+            )
+        if self.belief != "residual" or self.decay != 1:
+            raise LasgError(f"rule {name} says a worker's whole move, once: take residual, without decay, as {nearest}")
+        if self.estimator is not None:
+            raise LasgError(
+                f"{type(self.estimator).__name__} filters the moves of single rounds, and rule {name} says those of "
+                f"many at once: leave it out, as {nearest}"
+            )
+        if inner.drift:
+            raise LasgError(
+                f"drift is corrected where all begin a round from one model, and under {name} they do not: leave drift "
+                "out"
+            )
+
     @property
     def blocks(self) -> Blocks | None:
         """The blocks of a model of which each is news or not by itself; None: the whole is, or is not."""
@@ -161,6 +187,8 @@ class Stages:
     @property
     def work(self) -> Work:
         """What a worker computes in a round."""
+        if self.inner is not None and self.rule.where == "all":
+            return LocalModels(self.inner)
         return self.inner or SGDSteps(self.local_steps)
 
     @property

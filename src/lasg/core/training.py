@@ -253,7 +253,7 @@ class Training:
     def _count(self, request: Request, uploads: Uploads) -> None:
         ledger, downloads = self.ledger, uploads.downloads
         if downloads is None:
-            downloads = count_set(request.computes)
+            downloads = count_set(request.computes) if request.fresh else 0
         ledger.rounds += 1
         ledger.iterations += 1 if self._steps_of is None else len(self._steps_of(request.k))
         ledger.uploads += uploads.uploads

@@ -58,6 +58,10 @@ class Work(ABC):
         """Return what so many workers remember before the first round: nothing, for most work."""
         return {}
 
+    def begin_again(self, state: State) -> State:  # noqa: ARG002
+        """Return what changes of the state of workers that uploaded, or failed: nothing, for most work."""
+        return {}
+
     @abstractmethod
     def update(
         self, k: int, eta: float, gradients: Gradients, points: Sequence[Array], weights: FloatArray, state: State
@@ -330,7 +334,7 @@ _OWN = ("begun", "own", "previous", "rounds")
 def _cut(vector: Array, parts: int) -> list[Array]:
     """Return so many equal parts of a vector."""
     p = vector.shape[-1] // parts
-    return [vector[i * p : (i + 1) * p] for i in range(parts)]
+    return [vector[..., i * p : (i + 1) * p] for i in range(parts)]
 
 
 @functools.lru_cache(maxsize=16)

@@ -34,7 +34,7 @@ from lasg.core.blocks import BlockDecisions
 from lasg.core.codecs import State
 from lasg.core.estimators import Estimator
 from lasg.core.messages import News, Request, Uploads
-from lasg.core.rules import Iterates, Record, is_sound, left_sides, rows_of
+from lasg.core.rules import Iterates, Record, is_sound, left_sides, reports_of, rows_of
 from lasg.core.work import Oracle
 from lasg.errors import LasgError
 
@@ -129,14 +129,18 @@ class Workers:
         estimates = self.rule.estimate(now, Record()) if self.rule.estimate else None
         if contributions is None:
             broken = self._find_broken(now, rows, left, estimates)
-            contributions = self._contribute(now, rows, broken)
+            # Who goes on from its own model says all of its move, once: before that nothing of it is unsaid.
+            contributions = (
+                now.grad if self.rule.report is not None and not uploaded.any() else self._contribute(now, rows, broken)
+            )
         if broken is not None:
             uploaded = uploaded & ~broken
         if worked or self._each_round:
             self._keep_round(now, worked, rows, broken)
+        reports = self._report(now._replace(work=worked), rows, uploaded, broken) if self.rule.report else None
         uploads = count_set(uploaded)
         if uploads == 0:
-            return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken)
+            return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken, reports=reports)
         who = self._all if uploads == len(self.ids) else np.flatnonzero(uploaded)
         places = places_of(who, rows, uploads, count)
         news, messages, bits, said = self._say(request.k, contributions, who, places, saying)
@@ -144,7 +148,7 @@ class Workers:
             self._remember(now, uploaded, who, places, saying)
         if estimates is not None:
             estimates = estimates[places]
-        found = Uploads(uploaded, uploads, bits, evaluations, news, messages, (), left, estimates, broken)
+        found = Uploads(uploaded, uploads, bits, evaluations, news, messages, (), left, estimates, broken, reports)
         return found if said is None else found._replace(said=said)
 
     # -- work -------------------------------------------------------------------------------------------------
@@ -167,16 +171,8 @@ class Workers:
             found = self.oracle.gradients(request.k, points, rows)
         else:
             found, worked = self._take_steps(request, points, rows)
-        now = Record(
-            theta,
-            request.k,
-            request.eta,
-            self.count,
-            found[0],
-            found[-1] if self._probes else None,
-            moved,
-            previous=previous if self._each_round else None,
-        )
+        probe, before = found[-1] if self._probes else None, previous if self._each_round else None
+        now = Record(theta, request.k, request.eta, self.count, found[0], probe, moved, previous=before)
         return now, count * len(points) * (1 if self._one_gradient else len(self.work.steps_of(request.k))), worked
 
     def _take_steps(
@@ -276,7 +272,7 @@ class Workers:
         must = request.must_upload
         if self.watch is not None:
             now = now._replace(state=self._watch(now, rows))
-        if self.rule.left is None or self.rule.where == "server" or not request.by_rule:
+        if self.rule.left is None or self.rule.where != "worker" or not request.by_rule:
             return None, must if rows is None else must & request.computes, None
         if self.by_block is not None:
             return self.by_block.decide(request, now, self.memory, rows)
@@ -296,6 +292,12 @@ class Workers:
         sound = np.flatnonzero(is_sound(now))
         put(self.watched, np.arange(len(self.ids))[who][sound], pick(state, sound))
         return state
+
+    def _report(self, now: Record, rows: IntArray | None, uploaded: Mask, broken: Mask | None) -> FloatArray:
+        """Return what the workers report; who uploads or failed will begin again from the server's model."""
+        again = np.flatnonzero(uploaded if broken is None else uploaded | broken)
+        put(self.worked, again, self.work.begin_again(pick(self.worked, again)))
+        return reports_of(self.rule, now, slice(None) if rows is None else rows, broken, len(self.ids))
 
     # -- say --------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class Settings:
     c: float = -1.0
     """The paper's constant, in place of rho and without the guard; below 0: none."""
     D: int | float = Shared.D
+    variance_bound: float = -1.0
+    """Theta of fda; below 0: that of the first ten rounds, measured."""
     window: int = Shared.window
     seed: int = Shared.seed
     clip: float = 0.0
@@ -141,6 +143,7 @@ class Settings:
                 f"an algorithm's name says its local steps: {self.algorithm}+H{self.local_steps}, for example"
             )
         how_lazy: dict[str, Any] = {"rho": self.rho} if self.c < 0 else {"c": self.c}
+        how_lazy |= {} if self.variance_bound < 0 else {"variance_bound": self.variance_bound}
         outer: dict[str, Any] = {name: getattr(self, name) or None for name in OUTER}
         alike = ("eta", "D", "window", "seed", "optimizer", "optimizer_options", "schedule", "schedule_options")
         return Spec(

@@ -61,6 +61,11 @@ def named_parameters(model: nn.Module, optimizers: Sequence[torch.optim.Optimize
 def choose_stages(name: str) -> tuple[Stages, Outer]:
     """Return the stages that say moves, and the algorithm's outer optimizer."""
     chosen = algorithm(name)
+    if chosen.rule.where == "all":
+        raise LasgError(
+            f"{name} lets ranks go on from models of their own until all average, and a loop whose ranks end one by "
+            f"one must average in every round: take {LOCAL_DEFAULT} or diloco, with a larger `every`"
+        )
     stages = dataclasses.replace(chosen.stages(), inner=None, local_steps=1)
     if stages.rule.name != "always" or chosen.server is not None:
         raise LasgError(

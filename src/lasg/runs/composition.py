@@ -15,7 +15,8 @@ from lasg.core.algorithms import KNOWN, Algorithm, algorithm, composition_name
 from lasg.core.block_codec import BlockCodec
 from lasg.core.codec_names import name_of, parse
 from lasg.core.codecs import CodecLike, as_codec
-from lasg.core.rules import ALL_RULES, Record, Rule
+from lasg.core.further_rules import ALL_RULES
+from lasg.core.rules import Record, Rule
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.fingerprints import attributes_of, fingerprint
 
@@ -74,6 +75,7 @@ def find_codec(codec: CodecLike | str) -> CodecLike:
 def describe_rule(rule: Rule) -> dict[str, Any]:
     """Return a rule as TOML values."""
     _check_name("rule", rule.name)
+    further = (rule.watch, rule.report)
     return {
         "name": rule.name,
         "lazy": rule.left is not None,
@@ -81,7 +83,7 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
         **({} if rule.probe is None else {"probe": rule.probe}),
         "remembers": list(rule.remembers),
         "estimates": rule.estimate is not None,
-        "fingerprint": fingerprint((rule.left, rule.estimate, *([] if rule.watch is None else [rule.watch]))),
+        "fingerprint": fingerprint((rule.left, rule.estimate, *(part for part in further if part is not None))),
     }
 
 
@@ -132,6 +134,7 @@ def restore(name: str, own_rule: Table | None, own_codec: Table | None) -> Algor
     if own_rule is not None:
         left, estimate = (_left if own_rule[key] else None for key in ("lazy", "estimates"))
         kept: dict[str, Any] = {"probe": own_rule.get("probe"), "remembers": tuple(own_rule["remembers"])}
+        kept |= {"report": _left} if own_rule["where"] == "all" else {}
         rule = Rule(name=own_rule["name"], where=own_rule["where"], left=left, estimate=estimate, **kept)
         rules = {rule.name: rule}
     if own_codec is not None:

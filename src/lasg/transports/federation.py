@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import IntArray, checksum, host
+from lasg.core.arrays import FloatArray, IntArray, checksum, host
 from lasg.core.belief import NEVER, upload_id
 from lasg.core.block_codec import BlockCodec
 from lasg.core.messages import Request, Uploads
+from lasg.core.rules import REPORTED
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
 from lasg.packing import pack
@@ -249,10 +250,19 @@ class Federation(Local):
             left=None if np.isnan(left).all() else left,
             estimates=np.array([answer.estimate for answer in uploads.values()]) if self.estimates else None,
             broken=broken if broken.any() else None,
-            downloads=len(now.asked),
+            reports=self._reports(answers) if self.checker.reports else None,
+            downloads=len(now.asked) if now.request.fresh else 0,
             weights=self.members.weights,
             said=said,
         )
+
+    def _reports(self, answers: dict[int, Answer]) -> FloatArray:
+        """Return what each worker reports; NaN of those that did not."""
+        reports = np.full((len(self.keys), REPORTED), np.nan)
+        for m, answer in answers.items():
+            if answer.report:
+                reports[m] = answer.report
+        return reports
 
     def load_pooled_buffers(self) -> None:
         """Give the server's module the buffers of all whose contributions serve, pooled by their samples."""

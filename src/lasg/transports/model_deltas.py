@@ -135,6 +135,8 @@ def follow(
     """
     for k, came in steps.items():
         held |= came
+        if stages.rule.where == "all" and not any(message for _, message in came.values()):
+            continue  # the round was void
         optimizer.step(k, _aggregate(held, optimizer.theta, stages, workers, weights))
         if stages.belief == "residual":
             held.clear()

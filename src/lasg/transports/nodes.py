@@ -23,6 +23,7 @@ from lasg.core.clipping import Clipped
 from lasg.core.entropy import FORMAT
 from lasg.core.messages import BlockTerms, Request
 from lasg.core.optimizers import Optimizer, lengthen, with_averages
+from lasg.core.rules import REPORTED
 from lasg.core.work import Oracle
 from lasg.core.workers import Workers
 from lasg.errors import LasgError
@@ -110,9 +111,9 @@ class Node:
         """What the server held then, as far as it was told."""
         if self.buffers is not None:
             self.buffers.reset()
-        self.weighted_oracle = _Weighted(self.oracle)
+        self.weighted_oracle = oracle = _Weighted(self.oracle)
         self.workers = Workers(
-            self.weighted_oracle if self.clip is None else Clipped(self.weighted_oracle, self.clip),
+            oracle if self.clip is None else Clipped(oracle, self.clip),
             self.stages,
             theta=self.like,
             ids=np.array([worker]),
@@ -162,9 +163,7 @@ class Node:
         self.answered = (question, answer) if self.workers.remembers_rounds else None
         return answer
 
-    def _compute(
-        self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], said: dict[str, Any]
-    ) -> Parcel:
+    def _compute(self, k: int, head: dict[str, Any], arrays: Mapping[str, Array], said: dict[str, Any]) -> Parcel:
         """Compute a round at the model that was reached; return the answer."""
         self.k = k
         self.weighted_oracle.share = float(head["weight"])
@@ -174,15 +173,15 @@ class Node:
             self.workers.snapshot, self.epoch = theta, int(k // self.D)
         if self.last < 0 and self.workers.iterates is not None and self.stages.probe == "last":
             self.workers.iterates.keep(theta, np.array([True]))  # it remembers no other upload's model
-        agreed = self.workers.confirm(int(head["based"]))
-        base = self.workers.speaker.base
+        agreed, base = self.workers.confirm(int(head["based"])), self.workers.speaker.base
         request = Request(
             k,
             theta,
             float(head["eta"]),
             float(head["threshold"]),
             computes=np.array([True]),
-            must_upload=np.array([bool(head["due"]) or not agreed]),
+            # Where all upload or nobody does, who is not believed waits for the others.
+            must_upload=np.array([bool(head["due"]) or not (agreed or self.rule.report)]),
             points=int(head["points"] if "points" in head else self.stages.points(k, self.D)),
             blocks=BlockTerms.unpack(arrays, all_due=not agreed) if "thresholds" in arrays else None,
         )
@@ -192,6 +191,8 @@ class Node:
             said["left"] = float(uploads.left[0])
         if uploads.broken is not None and uploads.broken[0]:
             return Parcel({**said, "kind": "broken"}, {})
+        if uploads.reports is not None:
+            said["report"] = uploads.reports[0].tolist()
         if not uploads.uploads:
             return Parcel({**said, "kind": "silent"}, {})
         self.last = k
@@ -318,6 +319,8 @@ class Answer(NamedTuple):
     message: bytes = b""
     base: int = NEVER
     """The upload that the message builds on."""
+    report: Sequence[float] = ()
+    """What it says in every round, where the server decides for all."""
     buffers: Sequence[Tensor] | None = None
     """All of the worker's buffers, where the server keeps them."""
 
@@ -329,7 +332,7 @@ class Checker:
         """Take who will hear the messages."""
         self.listener, self.steps_of = listener, None if stages.one_gradient else stages.work.steps_of
         self.chained = is_chained(stages.belief, stages.codec)
-        self.norm_bound, self.buffers = norm_bound, buffers
+        self.norm_bound, self.buffers, self.reports = norm_bound, buffers, stages.rule.report is not None
 
     def check(self, parcel: Parcel, run: str, k: int, m: int, key: str, held: int, *, must_upload: bool) -> Answer:
         """Return an answer of worker m in a round; refuse every other. `held` is its last upload."""
@@ -349,8 +352,10 @@ class Checker:
         require(counted, "it does not say how many gradients it computed")
         require(isinstance(left, float), "its left side is no number")
         require(kind != "silent" or not must_upload, "it had to upload, and is silent")
+        require(kind != "upload" or must_upload or not self.reports, "it uploads in a round in which nobody does")
+        report = self._report(head.get("report", ())) if self.reports and kind != "broken" else ()
         if kind != "upload":
-            return Answer(kind, evaluations, left)
+            return Answer(kind, evaluations, left, report=report)
         estimate, base = head.get("estimate", 0.0), head.get("base", NEVER)
         require(isinstance(estimate, float) and 0 <= estimate < math.inf, "its estimate is no number >= 0")
         known = is_integer(base) and base in {NEVER, held if self.chained else NEVER}
@@ -359,7 +364,13 @@ class Checker:
         buffers = None
         if self.buffers is not None:  # those that did not come are as at the start
             buffers = self.buffers.unpack(head.get("buffers", []), arrays.get("buffers", NOTHING))
-        return Answer(kind, evaluations, left, estimate, message, base, buffers)
+        return Answer(kind, evaluations, left, estimate, message, base, report, buffers)
+
+    def _report(self, report: Any) -> Sequence[float]:
+        """Return what a worker reports, if it is that: the first number a square, the second perhaps not known."""
+        is_one = isinstance(report, Sequence) and len(report) == REPORTED and all(isinstance(x, float) for x in report)
+        require(is_one and report[0] >= 0, "its report is not two numbers, the first >= 0")
+        return [float(number) for number in report]
 
     def _contribution(self, array: Any, m: int, base: int) -> bytes:
         """Return the message of a contribution, if it is one."""

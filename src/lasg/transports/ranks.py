@@ -33,6 +33,8 @@ from lasg.transports.routes import (
 
 CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
+REPORTS = ("first of the report", "second of the report")
+"""What the ranks tell of their workers where the server decides for all."""
 FLAGS, ALL_FLAGS = 1, 2
 """Channels: messages of one kind keep their order."""
 
@@ -83,7 +85,8 @@ class Ranks(Local):
         length = stages.codec.length(p, itemsize)
         setup = self.setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype, length)
         self.in_every_round = setup.in_every_round
-        told = {"estimate": stages.rule.estimate, "left": self.tell_left, "loss": plan.wants_loss}
+        told: dict[str, Any] = {"estimate": stages.rule.estimate, "left": self.tell_left, "loss": plan.wants_loss}
+        told |= dict.fromkeys(REPORTS, stages.rule.report)
         self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
         self.once = stages.belief == "residual"
         if self.form in ("summed", "totals"):
@@ -182,7 +185,7 @@ class FlagExchange:
     """Tells everybody, over the hub or directly, the few bytes that every rank says of its workers in every round."""
 
     def __init__(self, setup: Setup, told: list[str]) -> None:
-        """Take what is `told` per worker besides how much it uploads: of `estimate`, `left` and `loss`, some.
+        """Take what is `told` per worker besides how much it uploads: some of `estimate`, `left`, `loss`, `REPORTS`.
 
         A rank's message is numbers in float64, where all of these are exact: the control field; in rounds that compare
         the models a checksum; then a row per worker.
@@ -213,6 +216,8 @@ class FlagExchange:
         for name, value in {"left": np.nan if own.left is None else own.left, "loss": own.loss}.items():
             if name in columns:
                 rows[:, columns[name]] = value
+        if own.reports is not None:
+            rows[:, [columns[name] for name in REPORTS]] = own.reports
         head = [own.control] if checksum is None else [own.control, checksum]
         said = torch.from_numpy(np.concatenate([head, rows.reshape(-1)]))
         heard = self._tell(said, [len(head) + count for count in self._numbers])
@@ -253,6 +258,7 @@ class FlagExchange:
             left=None if np.isnan(left).all() else left,
             estimates=told["estimate"][uploaded] if "estimate" in told else None,
             broken=broken if broken.any() else None,
+            reports=np.stack([told[name] for name in REPORTS], -1) if REPORTS[0] in told else None,
             loss=float(np.mean(losses)) if len(losses) else None,
             control=int(heads[:, 0].max()),
             differing=tuple(np.flatnonzero((sums != sums[0]).any(1)).tolist()),
