@@ -2,10 +2,11 @@
 
     python benchmarks/entropy.py [--entries 1000000] [--turns 5]
 
-Long arrays: codes of QSGD and of a uniform grid; beside them zstd level 1 (where `zstandard` is installed) on the codes
-in the fewest bits that divide a byte, and Rice codes by NumPy. Short arrays: messages of one worker, whose entries keep
-scales of their own. Positions: bits and nanoseconds per position, and times a copy of the float32 vector they are in.
-Every time is the least of the turns (of short arrays the median message), with one thread.
+Long arrays: codes of QSGD, and of a uniform grid; "given u": both sides know the noise. Beside them zstd level 1 (where
+`zstandard` is installed) on the codes in the fewest bits that divide a byte, and Rice codes by NumPy. Short arrays:
+messages of one worker, whose entries keep scales of their own. Positions: bits and nanoseconds per position, and times
+a copy of the float32 vector they are in. Every time is the least of the turns (of short arrays the median message),
+of processor time, with one thread.
 """
 
 from __future__ import annotations
@@ -24,26 +25,28 @@ from lasg.core.codecs import QSGD
 from lasg.core.entropy import AdaptiveCoder, decode_positions, decode_symbols, encode_positions, encode_symbols
 
 Symbols = npt.NDArray[np.int32]
+Noise = npt.NDArray[np.float64]
 HEADS = ("kind", "entries", "bits", "entropy", "ratio", "ns enc", "ns dec", "zstd bits", "ns", "Rice bits", "ns")
 WIDTHS = (28, 9, 8, 8, 7, 8, 8, 10, 6, 10, 6)
 
 
-def qsgd(bits: int, rows: npt.NDArray[np.float64], bucket: int | None) -> Symbols:
-    """Return the levels that QSGD makes of a vector."""
-    rng = np.random.default_rng(bits)
-    _, levels = QSGD(bits=bits, bucket=bucket)._quantise(rows[None], lambda: rng.random((1, len(rows))))
+def qsgd(bits: int, rows: npt.NDArray[np.float64], bucket: int | None) -> tuple[Symbols, Noise]:
+    """Return the levels that QSGD makes of a vector, and the noise that rounds them."""
+    noise = np.random.default_rng(bits).random((1, len(rows)))
+    _, levels = QSGD(bits=bits, bucket=bucket)._quantise(rows[None], lambda: noise)
     flat: Symbols = levels.reshape(-1)[: len(rows)].astype(np.int32)
-    return flat
+    return flat, noise[0]
 
 
-def long_arrays(p: int) -> dict[str, Symbols]:
-    """Return the codes by name."""
+def long_arrays(p: int) -> dict[str, tuple[Symbols, Noise | None]]:
+    """Return the codes by name, with their noise."""
     rng = np.random.default_rng(0)
     normal, heavy = rng.standard_normal(p), rng.standard_t(3, p)
-    arrays = {f"qsgd{bits}:512, normal": qsgd(bits, normal, 512) for bits in (2, 4, 8, 16)}
+    arrays: dict[str, tuple[Symbols, Noise | None]] = {}
+    arrays |= {f"qsgd{bits}:512, normal": qsgd(bits, normal, 512) for bits in (2, 4, 8, 16)}
     arrays |= {f"qsgd{bits}:512, heavy": qsgd(bits, heavy, 512) for bits in (2, 4, 8)}
     arrays["qsgd8, one norm, heavy"] = qsgd(8, heavy, None)
-    arrays["grid, heavy"] = np.round(rng.standard_t(2, p) / 8).clip(-127, 127).astype(np.int32)
+    arrays["grid, heavy"] = np.round(rng.standard_t(2, p) / 8).clip(-127, 127).astype(np.int32), None
     return arrays
 
 
@@ -57,9 +60,9 @@ def least(turns: int, call: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result and the least nanoseconds of a call."""
     times = []
     for _ in range(turns):
-        start = time.perf_counter_ns()
+        start = time.process_time_ns()
         result = call()
-        times.append(time.perf_counter_ns() - start)
+        times.append(time.process_time_ns() - start)
     return result, min(times)
 
 
@@ -106,18 +109,27 @@ def show(*cells: object) -> None:
 
 def time_long(p: int, turns: int) -> None:
     """Print a row per long array, and the time of a copy."""
-    for name, symbols in long_arrays(p).items():
-        message, encoding = least(turns, partial(encode_symbols, symbols))
-        decoded, decoding = least(turns, partial(decode_symbols, message, p))
-        assert np.array_equal(decoded, symbols)
-        bits, ideal = 8 * len(message) / p, entropy_of(symbols)
-        others: list[object] = []
-        for other in (zstd, rice):
-            coded, took = least(turns, partial(other, symbols))
-            others += ["", ""] if coded is None else [8 * len(coded) / p, f"{took / p:.1f}"]
-        show(name, p, bits, ideal, bits / ideal, f"{encoding / p:.1f}", f"{decoding / p:.1f}", *others)
+    for name, (symbols, noise) in long_arrays(p).items():
+        time_message(name, symbols, None, turns, others=True)
+        if noise is not None:
+            time_message("  given u", symbols, noise, turns, others=False)
     _, copying = least(turns, np.zeros(p, np.float32).copy)
     show("copy of float32", p, "", "", "", f"{copying / p:.2f}", f"{copying / p:.2f}")
+
+
+def time_message(name: str, symbols: Symbols, noise: Noise | None, turns: int, *, others: bool) -> None:
+    """Print the row of a long array."""
+    p = len(symbols)
+    message, encoding = least(turns, partial(encode_symbols, symbols, noise))
+    decoded, decoding = least(turns, partial(decode_symbols, message, p, noise=noise))
+    assert np.array_equal(decoded, symbols)
+    bits, ideal = 8 * len(message) / p, entropy_of(symbols)
+    beside: list[object] = []
+    if others:
+        for other in (zstd, rice):
+            coded, took = least(turns, partial(other, symbols))
+            beside += ["", ""] if coded is None else [8 * len(coded) / p, f"{took / p:.1f}"]
+    show(name, p, bits, ideal, bits / ideal, f"{encoding / p:.1f}", f"{decoding / p:.1f}", *beside)
 
 
 def time_short(p: int, scale: float, messages: int = 50) -> None:

@@ -75,6 +75,14 @@ def uniforms(key: UInt64, n: int) -> npt.NDArray[np.float64]:
     return drawn
 
 
+def rounding_noise(seed: int, k: npt.ArrayLike, workers: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
+    """Return what n entries of each worker are rounded by; `k` is the round, or one per worker.
+
+    Whoever encodes a message and whoever decodes it draw the same.
+    """
+    return uniforms(mix(worker_keys(seed, QUANTISER, workers) + words(k)), n)
+
+
 def unit(z: UInt64) -> npt.NDArray[np.float64]:
     """Map 64-bit words to [0, 1) with 53 bits."""
     z >>= np.uint64(11)

@@ -23,6 +23,32 @@ def _adaptive(name: str, bound: int, p: int, scale: float) -> dict[str, Any]:
     return {"name": name, "lowest": -bound, "highest": bound, "symbols": arrays, "messages": messages}
 
 
+def _dithered(name: str, bound: int, p: int, scale: float, norm: float | None) -> dict[str, Any]:
+    """Return messages of entries with scales of their own, correlated, and of a scale, wide."""
+    rng = np.random.default_rng(p)
+    coder = AdaptiveCoder(lowest=-bound, highest=bound, wide=1, digits=4, dithered=True, norm=norm)
+    state, arrays, noises, messages = coder.init(1, p + 1), [], [], []
+    for _ in range(4):
+        x = scale * (rng.standard_normal(p) + rng.standard_normal())
+        noise = rng.integers(0, 1 << 20, p) / (1 << 20)
+        levels = (np.sign(x) * np.floor(np.abs(x) + noise)).clip(-bound, bound)
+        symbols = np.append(levels, rng.integers(900, 1000)).astype(np.int32)
+        [message], state = coder.encode_rows(symbols[None], state, noise[None])
+        arrays.append(symbols.tolist())
+        noises.append((noise * (1 << 20)).astype(int).tolist())
+        messages.append(message.hex())
+    return {"name": name, "bound": bound, "norm": norm, "symbols": arrays, "noise": noises, "messages": messages}
+
+
+def _by_noise(name: str, p: int, scale: float) -> dict[str, Any]:
+    """Return a long message with tables by the noise."""
+    rng = np.random.default_rng(p)
+    noise = rng.integers(0, 32, p) / 32
+    symbols = np.floor(scale * rng.exponential(size=p) + noise).astype(int).clip(0, 15)
+    message = encode_symbols(symbols, noise).hex()
+    return {"name": name, "symbols": symbols.tolist(), "noise": (32 * noise).astype(int).tolist(), "message": message}
+
+
 def make() -> dict[str, Any]:
     """Return examples of every kind of message."""
     rng = np.random.default_rng(0)
@@ -50,6 +76,12 @@ def make() -> dict[str, Any]:
             _adaptive("8 bits", 127, 30, 15),
             _adaptive("int32", 2**31 - 1, 8, 1e7),
         ],
+        "dithered": [
+            _dithered("a norm", 7, 12, 1.2, 7.0),
+            _dithered("no norm", 127, 9, 20.0, None),
+            _dithered("many entries", 3, 70, 0.2, 3.0),
+        ],
+        "symbols by noise": [_by_noise("4 tables", 900, 0.2)],
         "positions": [
             {
                 "name": name,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lasg import counter
 from lasg.core import arrays, belief
 from lasg.core.arrays import Array, checksum, copies, float64, zeros
 from lasg.core.belief import BELIEFS, NEVER, Belief, Listener, Speaker, is_chained, upload_id
@@ -26,6 +27,7 @@ from lasg.packing import pack, unpack
 from tests.core.toy import KINDS, as_kind, numpy_of
 
 P = 6
+SEED = 3
 HERE = slice(None)
 GRID = 4.0
 
@@ -80,10 +82,6 @@ each_codec = pytest.mark.parametrize("codec", CODECS)
 def drawn(seed: int, workers: int = 1) -> npt.NDArray[np.float64]:
     """Dyadic rationals that are small: sums of them are exact."""
     return np.random.default_rng(seed).integers(-64, 65, (workers, P)) / 8
-
-
-def noise(k: int, workers: int = 1) -> npt.NDArray[np.float64]:
-    return np.random.default_rng(k).random((workers, P))
 
 
 class Upload(NamedTuple):
@@ -142,7 +140,9 @@ class Worker:
         if isinstance(self.codec, BlockCodec):  # some blocks are no news
             for where in self.codec.blocks.slices(P)[k % 3 :: 2]:
                 said[:, where] = 0
-        [message], _ = self.speaker.pack(k, said, HERE, functools.partial(noise, k))
+        [message], _ = self.speaker.pack(
+            k, said, HERE, functools.partial(counter.rounding_noise, SEED, k, np.arange(1), P)
+        )
         pending = self.speaker.pending
         assert pending is not None
         decoded = self.codec.decode([message], self.like) if pending.decoded is None else pending.decoded
@@ -156,7 +156,7 @@ class Server:
 
     def __init__(self, mode: Belief, codec: Codec, like: Array) -> None:
         self.mode, self.codec = mode, codec
-        self.listener = Listener(mode, codec, 1, like, whole=True, forgetful=True)
+        self.listener = Listener(mode, codec, 1, like, whole=True, forgetful=True, seed=SEED)
         self.chained = is_chained(mode, codec)
         self.k, self.held, self.theta = 0, NEVER, like.copy()
         self.used: dict[int, npt.NDArray[Any]] = {}
@@ -173,9 +173,9 @@ class Server:
         if upload is not None:
             assert upload.base in {NEVER, self.held if self.chained else NEVER}  # else it would be refused
             messages, forget = [upload.message], [0] if self.chained and upload.base == NEVER else []
-            read = self.listener.read(upload.message, 0, in_full=upload.base == NEVER)
+            read = self.listener.read(upload.message, 0, k=self.k, in_full=upload.base == NEVER)
             self.held = upload_id(self.k, upload.message, upload.base, chained=self.chained)
-        news = self.listener.take(messages, np.arange(len(messages)), forget)
+        news = self.listener.take(messages, np.arange(len(messages)), forget, k=self.k)
         if self.mode == "residual":
             assert news is not None
             expected = np.zeros(P, self.theta.dtype) if upload is None else read
@@ -384,9 +384,9 @@ W = 4
 def mean(speaker: Speaker, listener: Listener, k: int, rows: Array, who: npt.NDArray[np.int64], path: str) -> Any:
     """Let workers say what they mean in one of the ways of `Workers`; return the news."""
     said = speaker.to_say(rows, who)
-    draws = functools.partial(noise, k, len(who))
+    draws = functools.partial(counter.rounding_noise, SEED, k, who, P)
     if path == "messages":
-        return listener.take(speaker.pack(k, said, who, draws)[0], who)
+        return listener.take(speaker.pack(k, said, who, draws)[0], who, k=k)
     decoded, bits = speaker.say(said, who, draws)
     assert bits > 0
     if path == "at once":
@@ -406,7 +406,7 @@ def test_the_sum_that_a_server_keeps_under_difference_is_that_of_what_the_worker
 ) -> None:
     like = as_kind(np.zeros(P), kind, "float32")
     speaker = Speaker("difference", CODECS[codec], W, like)
-    listener = Listener("difference", CODECS[codec], W, like)
+    listener = Listener("difference", CODECS[codec], W, like, seed=SEED)
     assert listener.rows is None
     total = np.zeros(P)
     with pytest.MonkeyPatch.context() as patch:
@@ -428,7 +428,7 @@ def test_all_ways_of_saying_it_are_heard_alike(mode: Belief, codec: str, kind: s
     like = as_kind(np.zeros(P), kind)
     paths = ("messages", "at once", "block by block")
     speakers = [Speaker(mode, CODECS[codec], W, like) for _ in paths]
-    listeners = [Listener(mode, CODECS[codec], W, like, forgetful=True) for _ in paths]
+    listeners = [Listener(mode, CODECS[codec], W, like, forgetful=True, seed=SEED) for _ in paths]
     for k in range(12):
         who = np.flatnonzero(np.random.default_rng(k).random(W) < 0.6)
         if not len(who):

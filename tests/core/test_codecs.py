@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from lasg.core import codecs
 from lasg.core.codec_names import parse
-from lasg.core.codecs import QSGD, Dense, as_codec
+from lasg.core.codecs import QSGD, Dense
+from lasg.core.own_codec import as_codec
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, as_kind, numpy_of
 

@@ -14,7 +14,7 @@ import pytest
 from lasg.core import coded
 from lasg.core.arrays import copies
 from lasg.core.codec_names import parse
-from lasg.core.codecs import Codec, State, StatefulCodec
+from lasg.core.codecs import Codec, Noise, State, StatefulCodec
 from lasg.errors import LasgError
 from tests.core.toy import numpy_of
 
@@ -37,6 +37,9 @@ CASES: dict[str, int] = {
     "qsgd4:3+blocks": 9,
     "topk0.3+ec+blocks4": 9,
     "qsgd4:3+ec": 4,
+    "qsgd4+ec": 6,
+    "qsgd4:3+ec, long": 30,
+    "qsgd3+ec, long": 1000,
     "grid0.25+ec": 5,
     "uniform3+ec": 4,
     "sign:4+ec": 5,
@@ -68,24 +71,28 @@ def mutated(message: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def draws_of(p: int) -> Noise:
+    return np.random.default_rng(p).random((1, p)).copy
+
+
 def said(codec: Codec, p: int, dtype: str) -> tuple[list[bytes], State, Any]:
     """Return a few messages that could be next, and the decoder's state before them."""
     like = np.zeros(p, dtype)
     rng = np.random.default_rng(p)
     rows = [(rng.normal(size=(1, p)) * 10.0**k).astype(dtype) for k in range(-3, 4)]
-    draws = rng.random((1, p)).copy
+    draws = draws_of(p)
     if not isinstance(codec, StatefulCodec):
         return [codec.encode(row, draws)[0] for row in rows], {}, like
     encoder, decoder = codec.init(1, like), codec.init_decoder(1, like)
     for row in rows[:3]:
         messages, encoder = codec.update(row, draws, encoder)
-        _, decoder = codec.update_decoder(messages, like, decoder)
+        _, decoder = codec.decode_with(messages, like, draws, decoder)
     return [codec.update(row, draws, encoder)[0][0] for row in rows], decoder, like
 
 
 def decode(codec: Codec, message: bytes, state: State, like: Any) -> Any:
     if isinstance(codec, StatefulCodec):
-        return codec.update_decoder([message], like, state)[0]
+        return codec.decode_with([message], like, draws_of(len(like)), state)[0]
     return codec.decode([message], like)
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lasg.core import adaptive_coding, entropy, logistic_mixing
+from lasg.core import adaptive_coding, dithered_coding, entropy, logistic_mixing
 from lasg.core.bit_packing import pack_widths, unpack_widths
 from lasg.core.codecs import QSGD
 from lasg.core.entropy import (
@@ -411,6 +411,104 @@ def test_positions_that_are_none_are_refused(positions: list[int]) -> None:
         encode_positions(np.array(positions), 10)
 
 
+# -- dithered entries ------------------------------------------------------------------------------------------------
+
+
+def rounded(x: npt.NDArray[np.float64], noise: npt.NDArray[np.float64], bound: int) -> Symbols:
+    """The levels of entries that are rounded by this noise."""
+    return (np.sign(x) * np.floor(np.abs(x) + noise)).clip(-bound, bound).astype(np.int32)
+
+
+def coded_length(coder: AdaptiveCoder, rows: list[Symbols], noise: list[npt.NDArray[np.float64]]) -> int:
+    """Code rows one after the other, both ways; return the bits of the messages."""
+    p = len(rows[0])
+    sender = receiver = coder.init(1, p)
+    bits = 0
+    for row, draws in zip(rows, noise, strict=True):
+        [message], sender = coder.encode_rows(row[None], sender, draws[None])
+        decoded, receiver = coder.decode_rows([message], p, receiver, draws[None])
+        np.testing.assert_array_equal(decoded[0], row)
+        bits += 8 * len(message)
+    return bits
+
+
+@pytest.mark.parametrize(("p", "scale", "share"), [(22, 1.2, 0.97), (200, 0.3, 0.85), (400, 0.1, 0.75)])
+def test_noise_that_both_sides_know_shortens_messages(p: int, scale: float, share: float) -> None:
+    rng = np.random.default_rng(p)
+    own = scale * rng.lognormal(0, 0.5, p)
+    noise = [rng.random(p) for _ in range(40)]
+    rows = [rounded(own * rng.standard_normal(p), draws, 7) for draws in noise]
+    plain = coded_length(AdaptiveCoder(lowest=-7, highest=7), rows, noise)
+    assert coded_length(AdaptiveCoder(lowest=-7, highest=7, dithered=True), rows, noise) <= share * plain
+
+
+def test_entries_that_go_together_are_foreseen_from_those_before_them() -> None:
+    rng, p = np.random.default_rng(0), 30
+    noise = [rng.random(p) for _ in range(60)]
+    own = rng.choice([-1.0, 1.0], p)
+    together = [rounded(2 * (own * rng.standard_normal() + 0.3 * rng.standard_normal(p)), draws, 7) for draws in noise]
+    apart = [rounded(2 * (own * rng.standard_normal(p) + 0.3 * rng.standard_normal(p)), draws, 7) for draws in noise]
+    coder = AdaptiveCoder(lowest=-7, highest=7, dithered=True)
+    assert coded_length(coder, together, noise) <= 0.7 * coded_length(coder, apart, noise)
+
+
+def test_a_known_norm_shortens_messages() -> None:
+    rng, p = np.random.default_rng(0), 22
+    noise, rows = [rng.random(p) for _ in range(200)], []
+    for draws in noise:
+        x = rng.standard_t(3, p)
+        rows.append(rounded(7 * x / np.linalg.norm(x), draws, 7))
+    known, unknown = (AdaptiveCoder(lowest=-7, highest=7, dithered=True, norm=norm) for norm in (7.0, None))
+    assert coded_length(known, rows, noise) <= coded_length(unknown, rows, noise) - len(rows) / 2
+
+
+@pytest.mark.parametrize(("scale", "share"), [(0.05, 0.6), (0.25, 0.75)])
+def test_a_long_array_costs_less_than_its_entropy_where_both_sides_know_the_noise(scale: float, share: float) -> None:
+    rng, p = np.random.default_rng(0), 100_000
+    noise = rng.random(p)
+    symbols = rounded(scale * rng.standard_normal(p), noise, 7)
+    message = encode_symbols(symbols, noise)
+    assert message[0] == 4  # 16 tables
+    np.testing.assert_array_equal(decode_symbols(message, p, -7, 7, noise), symbols)
+    assert 8 * len(message) <= share * entropy_of(symbols) * p
+
+
+@settings(max_examples=100, deadline=None)
+@given(integers, st.integers(1, 20))
+def test_any_int32_comes_back_where_there_is_noise(values: list[int], times: int) -> None:
+    symbols = symbols_of(values * times)
+    noise = np.random.default_rng(len(symbols)).random(len(symbols))
+    message = encode_symbols(symbols, noise)
+    np.testing.assert_array_equal(decode_symbols(message, len(symbols), noise=noise), symbols)
+
+
+def test_extreme_levels_and_noise_come_back() -> None:
+    coder = AdaptiveCoder(lowest=-7, highest=7, wide=1, digits=20, dithered=True, norm=7.0)
+    sender = receiver = coder.init(1, 7)
+    for noise in (0.0, 1 - 2**-53, 0.5):
+        draws = np.full((1, 6), noise)
+        for levels in ([0] * 6, [7] * 6, [-7, 7, 0, 0, -1, 1], [0] * 6):
+            for wide in (0, -(2**31), 2**31 - 1):
+                symbols = symbols_of([*levels, wide])[None]
+                messages, sender = coder.encode_rows(symbols, sender, draws)
+                decoded, receiver = coder.decode_rows(messages, 7, receiver, draws)
+                np.testing.assert_array_equal(decoded, symbols)
+    assert all(np.isfinite(array).all() for array in sender.values())
+
+
+def test_dithered_entries_without_noise_are_refused() -> None:
+    coder = AdaptiveCoder(lowest=-7, highest=7, dithered=True)
+    with pytest.raises(LasgError, match="need noise of shape"):
+        coder.encode_rows(symbols_of([1, 2])[None], coder.init(1, 2))
+    with pytest.raises(LasgError, match="as much noise"):
+        encode_symbols(symbols_of([1, 2]), np.zeros(3))
+
+
+def test_the_table_of_normal_tails_is_far_from_ties_so_that_every_machine_has_the_same() -> None:
+    values = [dithered_coding.tail(step) for step in range(16 * 64 + 1) if step]  # of 0 it is 2^31, exactly
+    assert min(abs(value % 1 - 0.5) for value in values) > 1e-5
+
+
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -525,6 +623,28 @@ def test_committed_adaptive_messages_are_read_and_written(vector: dict[str, Any]
         assert decoded.tolist() == symbols
         written, sender = coder.encode(symbols_of(symbols), sender)
         assert written.hex() == message
+
+
+@pytest.mark.parametrize("vector", VECTORS["dithered"], ids=lambda vector: vector["name"])
+def test_committed_dithered_messages_are_read_and_written(vector: dict[str, Any]) -> None:
+    bound, p = vector["bound"], len(vector["noise"][0])
+    coder = AdaptiveCoder(lowest=-bound, highest=bound, wide=1, digits=4, dithered=True, norm=vector["norm"])
+    sender = receiver = coder.init(1, p + 1)
+    for symbols, noise, message in zip(vector["symbols"], vector["noise"], vector["messages"], strict=True):
+        draws = np.array(noise)[None] / (1 << 20)
+        decoded, receiver = coder.decode_rows([bytes.fromhex(message)], p + 1, receiver, draws)
+        assert decoded[0].tolist() == symbols
+        written, sender = coder.encode_rows(symbols_of(symbols)[None], sender, draws)
+        assert written[0].hex() == message
+        for name, array in sender.items():
+            np.testing.assert_array_equal(array, receiver[name])
+
+
+@pytest.mark.parametrize("vector", VECTORS["symbols by noise"], ids=lambda vector: vector["name"])
+def test_committed_messages_of_symbols_by_noise_are_read(vector: dict[str, Any]) -> None:
+    noise, message = np.array(vector["noise"]) / 32, bytes.fromhex(vector["message"])
+    assert 1 << message[0] == int(vector["name"].split()[0])
+    assert decode_symbols(message, len(noise), 0, 15, noise).tolist() == vector["symbols"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["positions"], ids=lambda vector: vector["name"])

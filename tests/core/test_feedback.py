@@ -27,7 +27,7 @@ def test_what_was_said_and_what_is_left_out_add_up_to_what_was_meant(name: str, 
         rng = np.random.default_rng(k)
         rows, draws = rng.normal(size=(W, P)), rng.random((W, P))
         messages, encoder = codec.update(as_kind(rows, kind), draws.copy, encoder)
-        decoded, decoder = codec.update_decoder(messages, like, decoder)
+        decoded, decoder = codec.decode_with(messages, like, draws.copy, decoder)
         meant, said = meant + rows, said + numpy_of(decoded)
         np.testing.assert_allclose(said + numpy_of(encoder["left_out"]), meant, rtol=0, atol=1e-12)
     assert (np.abs(meant - said) > 0).any() == (name != "dense+ef")

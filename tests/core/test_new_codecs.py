@@ -96,6 +96,13 @@ def draws_of(rows: Any, seed: int) -> Any:
     return np.random.default_rng(seed).random(tuple(rows.shape)).copy
 
 
+def decode_first(codec: Codec, messages: list[bytes], rows: Any) -> Any:
+    """Decode messages that are the first of their workers."""
+    if not isinstance(codec, StatefulCodec):
+        return codec.decode(messages, rows[0])
+    return codec.decode_with(messages, rows[0], draws_of(rows, 0), codec.init_decoder(len(rows), rows[0]))[0]
+
+
 def check_round_trip(codec: Codec, rows: Any, rounds: int = 3) -> None:
     """Say rows again and again: messages decode to what the shortcut gives, and cost what it says."""
     like, n = rows[0], len(rows)
@@ -109,7 +116,7 @@ def check_round_trip(codec: Codec, rows: Any, rounds: int = 3) -> None:
     short_encoder, short_decoder = codec.init(n, like), codec.init_decoder(n, like)
     for k in range(rounds):
         messages, encoder = codec.update(rows, draws_of(rows, k), encoder)
-        decoded, decoder = codec.update_decoder(messages, like, decoder)
+        decoded, decoder = codec.decode_with(messages, like, draws_of(rows, k), decoder)
         seen, bits, short_encoder, short_decoder = codec.transmit_with(
             rows, draws_of(rows, k), short_encoder, short_decoder
         )
@@ -184,13 +191,13 @@ def test_the_largest_numbers_of_float32_are_said_or_refused_but_never_decoded_to
             messages = codec.encode(rows, draws_of(rows, 0))
         except Diverged:
             continue
-        assert np.isfinite(codec.decode(messages, rows[0])).all()
+        assert np.isfinite(decode_first(codec, messages, rows)).all()
 
 
 @each_name
 def test_decoded_rows_may_be_written_to(name: str) -> None:
     rows, codec = np.random.default_rng(0).normal(size=(2, 25)), shaped(name, ((5, 5),))
-    decoded = codec.decode(codec.encode(rows, draws_of(rows, 0)), rows[0])
+    decoded = decode_first(codec, codec.encode(rows, draws_of(rows, 0)), rows)
     assert decoded.flags.writeable
 
 
@@ -473,7 +480,7 @@ def test_coding_changes_no_number(name: str, short: bool, monkeypatch: pytest.Mo
     for k in range(5):
         rows = np.random.default_rng(k).normal(size=(3, 60)) ** 3
         messages, encoder = codec.update(rows, draws_of(rows, k), encoder)
-        decoded, decoder = codec.update_decoder(messages, like, decoder)
+        decoded, decoder = codec.decode_with(messages, like, draws_of(rows, k), decoder)
         expected = plain.decode(plain.encode(rows, draws_of(rows, k)), like)
         np.testing.assert_array_equal(decoded, expected)
         check_round_trip(codec, rows)

@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 import lasg
 from lasg.core.algorithms import Stages
 from lasg.core.codec_names import parse
-from lasg.core.codecs import Dense, Noise, as_codec
+from lasg.core.codecs import Dense, Noise
 from lasg.core.messages import News, Uploads
+from lasg.core.own_codec import as_codec
 from lasg.core.rules import RULES
 from lasg.transports.links import Links
 from lasg.transports.quantised_sum import QuantisedSum
@@ -40,7 +41,7 @@ def sums(rounds: int) -> tuple[list[Tensor], int]:
     for k in range(rounds):
         outgoing = added.outgoing(k, own)
         started = links.start(outgoing, "uploads", PIECES)
-        found.append(added.finish(outgoing, everybody, "scatter"))
+        found.append(added.finish(k, outgoing, everybody, "scatter"))
         links.wait(started, "uploads")
     return found, int(links.sent.sum())
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from lasg.core import coded
 from lasg.core.algorithms import Stages, algorithm
 from lasg.core.arrays import host
 from lasg.core.codecs import QSGD
@@ -100,6 +101,8 @@ OWN: dict[str, Stages] = (
             "sasg",
             "wk2+uniform4+ec+ef",
             "wk2+qsgd4+ec",
+            "wk2+qsgd4:5+ec+ef",
+            "always+qsgd4:5+ec+residual",
             "wk2+uniform4+ec+difference",
             "powersgd",
             "wk2+lowrank1+ef",
@@ -344,3 +347,14 @@ def test_who_begins_late_does_so_in_a_federation_as_it_does_simulated(name: str)
     if name == "lasg-vr":
         assert not expected.uploaded[2, 1::2].all()
     assert_same_run(found, expected)
+
+
+@pytest.mark.parametrize("name", ["always+qsgd4:5+ec+residual", "wk2+qsgd4:5+ec"])
+def test_long_messages_are_decoded_with_the_noise_of_their_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under residual nodes are told messages of past rounds, and repeat the server's steps from them."""
+    monkeypatch.setattr(coded, "SHORT", 0)
+    stages, problem = algorithm(name).stages(), regression("float64")
+    expected = played(training(stages, problem, LAZINESS, problem), ROUNDS)
+    run, federation = serve(stages, Wire({100 + m: member(m, stages, problem) for m in range(M)}), problem)
+    federation.gather(10)
+    assert_same_run(played(run, ROUNDS), expected)

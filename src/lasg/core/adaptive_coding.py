@@ -5,95 +5,60 @@ same. The format of a message is fixed by the vectors in `tests/core/entropy_vec
 
 An entry is said as bits: is it nonzero; its sign; the length of its magnitude in bits, in unary; the bits below the
 leading one. Every bit is foreseen twice, in two contexts, and the two probabilities are mixed: their log-odds are added
-with weights that both sides learn (logistic mixing, Mahoney 2005, as in PAQ).
+with weights that both sides learn (logistic mixing, Mahoney 2005, as in PAQ). Where entries were rounded at random, and
+both sides know the noise, a third forecast is mixed in (`dithered_coding.py`).
 """
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import IntArray
+from lasg.core import dithered_coding
+from lasg.core.arrays import FloatArray, IntArray
 from lasg.core.bit_packing import check_integers
+from lasg.core.coding_contexts import (
+    BELOW,
+    BOUNDS,
+    BOUNDS_ARRAY,
+    CAP,
+    CONTEXTS,
+    FIRST_CHANCES,
+    FIRST_COUNTS,
+    FIRST_GUESS,
+    FIRST_WIDE_GUESS,
+    FRACTION,
+    HEAVIEST,
+    LENGTH,
+    LENGTHS,
+    NEAR_ZERO,
+    OWN,
+    PAIRS,
+    SIGN,
+    TRUST,
+    UNKNOWN,
+    WEIGHT,
+    WEIGHT_BESIDE,
+    ZERO,
+)
+from lasg.core.dithered_coding import Forecast
 from lasg.core.logistic_mixing import Mixer, mixer
-from lasg.core.range_coding import CHANCE_BITS, BitCoder, BitReader, BitWriter
+from lasg.core.range_coding import BitCoder, BitReader, BitWriter
 from lasg.errors import LasgError
 
 INT32_LOWEST, INT32_HIGHEST = -(2**31), 2**31 - 1
 # What is remembered of workers, in arrays with a row per worker; or of one, without that axis.
 Row: TypeAlias = dict[str, npt.NDArray[Any]]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-# -- levels: what is expected of an entry's magnitude, two classes per octave ------------------------------------------
-
-_FRACTION = 8  # bits of the fraction of a mean
-_CAP = (1 << 15) - 1  # magnitudes above it count as it
-_NEAR_ZERO = 8  # added to a mean: all that is far below 1/32 is one level
-_LEVELS = 42
-_UNKNOWN = -1
-# Mean magnitudes that are expected of a first entry, and of a first wide one: 0.3 and 16.
-_FIRST_GUESS, _FIRST_WIDE_GUESS = 77, 16 << _FRACTION
-
-
-def _level_bounds() -> list[int]:
-    """Return the least mean, with `_NEAR_ZERO`, of every level but the first: 8 times 2^(1/4), 2^(3/4), ..."""
-    return [math.isqrt(math.isqrt(_NEAR_ZERO**4 << (2 * level + 1))) + 1 for level in range(_LEVELS - 1)]
-
-
-_BOUNDS = _level_bounds()
-_BOUNDS_ARRAY = np.array(_BOUNDS)
-
-# -- contexts ----------------------------------------------------------------------------------------------------------
-
-_LENGTHS = 8  # bit lengths of magnitudes that have contexts of their own
-_OWN = 64  # entries that have lengths of their own: further ones share them
-_ZERO = 0, 3 * _LEVELS
-_SIGN = _ZERO[1] + 9 * (_LEVELS // 2 + 1), _ZERO[1] + 9 * (_LEVELS // 2 + 1) + 9
-_LENGTH = _SIGN[1] + 9, _SIGN[1] + 9 + _LEVELS * _LENGTHS
-_BELOW = _LENGTH[1] + _OWN * _LENGTHS, _LENGTH[1] + _OWN * _LENGTHS + 4 * _LENGTHS
-CONTEXTS = _BELOW[1] + 4 * _LEVELS
-PAIRS = 3 + _LENGTHS
-"""Weights: of the zeros, the signs, the bits below, and every length."""
-_WEIGHT = 36000  # of each of the two at first, in 2^16ths: 0.55
-_HEAVIEST = 1 << 20
-
-
-def _first_chances() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]:
-    """Return the probabilities of a one before anything was coded, in 2^16ths, and as how many bits they count.
-
-    By the mean magnitude a of a level: nonzero 1 - 1 / (1 + 1.5 a + 0.3 a^2), longer than b bits
-    (a / (a + 1.2))^2^(b-1).
-    A context that counts as none takes over the probability of the other context where it is first met.
-    """
-    chances, counts = np.full(CONTEXTS, 1 << (CHANCE_BITS - 1)), np.zeros(CONTEXTS)
-    for level in range(_LEVELS):
-        bound = _BOUNDS[level - 1] if level else _NEAR_ZERO
-        a = (bound * 1.19 - _NEAR_ZERO) / (1 << _FRACTION)
-        chances[_ZERO[0] + 3 * level : _ZERO[0] + 3 * level + 3] = _chance(1 - 1 / (1 + 1.5 * a + 0.3 * a * a))
-        longer = a / (a + 1.2)
-        for length in range(_LENGTHS):
-            chances[_LENGTH[0] + level * _LENGTHS + length] = max(_chance(longer), 3000)  # outliers must stay cheap
-            longer *= longer
-    # By the mean of an entry over its mean magnitude, in quarters from -1 to 1.
-    chances[_SIGN[0] : _SIGN[1]] = [8000, 11500, 17000, 24000, 32768, 41500, 48500, 54000, 57500]
-    chances[_BELOW[0] : _BELOW[1]] = 27500
-    counts[_ZERO[0] : _ZERO[1]] = counts[_SIGN[0] : _LENGTH[1]] = counts[_BELOW[0] : _BELOW[1]] = 2
-    return chances.astype(np.uint16), counts.astype(np.uint8)
-
-
-def _chance(share: float) -> int:
-    return min(max(int(share * (1 << CHANCE_BITS)), 130), (1 << CHANCE_BITS) - 1300)
-
-
-_FIRST_CHANCES, _FIRST_COUNTS = _first_chances()
-
+# Log-odds of a magnitude from the second number on, given one from the first on, below the third.
+Likely: TypeAlias = Callable[[int, int, int | None], int]
 
 # -- one message -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +67,7 @@ class _Foreseen(NamedTuple):
     """What is expected of the entries of one message, from those before it: contexts, one of each kind per entry."""
 
     levels: list[int]
-    """By an entry's mean magnitude over many messages, and its neighbours'; `_UNKNOWN` where nothing was sent yet."""
+    """By an entry's mean magnitude over many messages, and its neighbours'; `UNKNOWN` where nothing was sent yet."""
     seconds: list[int]
     """The second context of a zero, but for the neighbours: by the mean of a few messages, and by the last one."""
     leanings: list[int]
@@ -118,20 +83,20 @@ def _foresee(state: Row) -> list[_Foreseen]:
         around[:, :-away] += slow[:, away:]
     at = np.arange(size)
     around //= np.maximum(np.minimum(at, 2) + np.minimum(size - 1 - at, 2), 1)
-    levels = np.searchsorted(_BOUNDS_ARRAY, (2 * around + sent * slow) // (sent + 2) + _NEAR_ZERO, "right")
-    recent = (np.searchsorted(_BOUNDS_ARRAY, state["fast"] + _NEAR_ZERO, "right") + 1) // 2
-    seconds = _ZERO[1] + 9 * recent + 3 * state["last"]
+    levels = np.searchsorted(BOUNDS_ARRAY, (2 * around + sent * slow) // (sent + 2) + NEAR_ZERO, "right")
+    recent = (np.searchsorted(BOUNDS_ARRAY, state["fast"] + NEAR_ZERO, "right") + 1) // 2
+    seconds = ZERO[1] + 9 * recent + 3 * state["last"]
     spread = 2 * slow + 76
-    leanings = _SIGN[0] + 4 + np.clip((8 * state["mean"].astype(np.int64) + spread // 2) // spread, -4, 4)
-    levels[sent[:, 0] == 0] = _UNKNOWN
+    leanings = SIGN[0] + 4 + np.clip((8 * state["mean"].astype(np.int64) + spread // 2) // spread, -4, 4)
+    levels[sent[:, 0] == 0] = UNKNOWN
     return [_Foreseen(*row) for row in zip(levels.tolist(), seconds.tolist(), leanings.tolist(), strict=True)]
 
 
 def _learn(state: Row, symbols: Ints) -> Row:
     """Return what is remembered of every entry after the messages that said `symbols`."""
     sent = state["messages"][:, None].astype(np.int64)
-    magnitudes = np.minimum(np.abs(symbols), _CAP)
-    after = {"messages": np.minimum(state["messages"] + 1, _CAP), "last": np.minimum(magnitudes, 2)}
+    magnitudes = np.minimum(np.abs(symbols), CAP)
+    after = {"messages": np.minimum(state["messages"] + 1, CAP), "last": np.minimum(magnitudes, 2)}
     # Means over all messages while these are few, then over about the last 32, or 4.
     for name, values, most in (
         ("slow", magnitudes, 64),
@@ -139,7 +104,7 @@ def _learn(state: Row, symbols: Ints) -> Row:
         ("mean", np.sign(symbols) * magnitudes, 64),
     ):
         before = state[name].astype(np.int64)
-        after[name] = before + 2 * ((values << _FRACTION) - before) // np.minimum(2 * sent + 3, most)
+        after[name] = before + 2 * ((values << FRACTION) - before) // np.minimum(2 * sent + 3, most)
     return {name: value.astype(state[name].dtype) for name, value in after.items()}
 
 
@@ -153,7 +118,13 @@ class _Bounds(NamedTuple):
 
 
 def _code_entries(
-    symbols: list[int], at: int, foreseen: _Foreseen, bounds: _Bounds, code: Mixer, coder: BitCoder
+    symbols: list[int],
+    at: int,
+    foreseen: _Foreseen,
+    bounds: _Bounds,
+    code: Mixer,
+    coder: BitCoder,
+    forecast: Forecast | None,
 ) -> list[int]:
     """Code entries that follow one another from `at` on, writing or reading; return them."""
     lowest, highest, total = bounds
@@ -167,43 +138,60 @@ def _code_entries(
     for i, symbol, level, second in zip(
         range(at, end), symbols, foreseen.levels[at:end], foreseen.seconds[at:end], strict=True
     ):
-        if level == _UNKNOWN:  # as large as the entries before it, on average
-            level = bisect_right(_BOUNDS, total // (i - at + 1) + _NEAR_ZERO)
-            second = _ZERO[1] + 9 * ((level + 1) // 2)
-        if not code(3 * level + near, second + further, 0, symbol != 0):
+        if level == UNKNOWN:  # as large as the entries before it, on average
+            level = bisect_right(BOUNDS, total // (i - at + 1) + NEAR_ZERO)
+            second = ZERO[1] + 9 * ((level + 1) // 2)
+            if forecast is not None:
+                forecast.guess(i, total / ((i - at + 1) << FRACTION))
+        first, second, odds = 3 * level + near, second + further, 0
+        if forecast is not None:
+            forecast.expect(i)
+            if first or second != ZERO[1]:
+                odds = forecast.nonzero(i)
+        if not code(first, second, 0, symbol != 0, odds):
             coded.append(0)
+            if forecast is not None:
+                forecast.said(i, 0)
             further, near = near, 0
             sign_before, sign = sign, 1
             continue
         if both_signs:
-            positive = code(foreseen.leanings[i], _SIGN[1] + 3 * sign + sign_before, 2, symbol > 0)
-        magnitude = _code_magnitude(abs(symbol), level, i % _OWN, longest, code, coder)
+            odds = forecast.positive() if odds and forecast is not None else 0
+            positive = code(foreseen.leanings[i], SIGN[1] + 3 * sign + sign_before, 2, symbol > 0, odds)
+        likely = None if forecast is None else partial(forecast.at_least, i, 1 if positive else -1)
+        magnitude = _code_magnitude(abs(symbol), level, i % OWN, longest, code, coder, likely)
         coded.append(magnitude if positive else -magnitude)
-        total += magnitude << _FRACTION
+        if forecast is not None:
+            forecast.said(i, coded[-1])
+        total += magnitude << FRACTION
         further, near = near, 2 if magnitude > 1 else 1
         sign_before, sign = sign, 2 if positive else 0
     return coded
 
 
-def _code_magnitude(magnitude: int, level: int, own: int, longest: int, code: Mixer, coder: BitCoder) -> int:
+def _code_magnitude(
+    magnitude: int, level: int, own: int, longest: int, code: Mixer, coder: BitCoder, likely: Likely | None
+) -> int:
     """Code a magnitude >= 1 of at most `longest` bits."""
     more = magnitude.bit_length() - 1
-    first, second = _LENGTH[0] + level * _LENGTHS, _LENGTH[1] + own * _LENGTHS
-    below = slot = 0
-    while below < longest - 1 and code(first + slot, second + slot, 6 + 2 * slot, below < more):
+    first, second = LENGTH[0] + level * LENGTHS, LENGTH[1] + own * LENGTHS
+    below = slot = odds = 0
+    while below < longest - 1:
+        if likely is not None:
+            odds = likely(1 << below, 2 << below, None)
+        if not code(first + slot, second + slot, 6 + 2 * slot, below < more, odds):
+            break
         below += 1
-        slot = min(below, _LENGTHS - 1)
+        slot = min(below, LENGTHS - 1)
     coded = 1
     while below and coded < 4:  # the two bits below the leading one are not evenly spread
         below -= 1
-        first, second = _BELOW[0] + 4 * slot + coded, _BELOW[1] + 4 * level + coded
-        coded = coded << 1 | code(first, second, 4, (magnitude >> below) & 1)
+        first, second = BELOW[0] + 4 * slot + coded, BELOW[1] + 4 * level + coded
+        if likely is not None:
+            low = coded << (below + 1)
+            odds = likely(low, low + (1 << below), low + (2 << below))
+        coded = coded << 1 | code(first, second, 4, (magnitude >> below) & 1, odds)
     return coded << below | coder.code_even(magnitude & ((1 << below) - 1), below) if below else coded
-
-
-# Arrays of the state, and how long their rows are; 0: as long as there are entries; None: one number.
-_SIZES = {"chances": CONTEXTS, "counts": CONTEXTS, "weights": 2 * PAIRS, "messages": None}
-_SIZES |= {"slow": 0, "fast": 0, "mean": 0, "last": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +212,10 @@ class AdaptiveCoder:
     """So many of the entries, the last ones, may be any int32."""
     digits: int = 0
     """So many of the lowest bits of these cannot be foreseen, and are said as they are."""
+    dithered: bool = False
+    """Whether the other entries were rounded at random, by noise that both sides know."""
+    norm: float | None = None
+    """That of all dithered entries before they were rounded, where it is known."""
 
     def __post_init__(self) -> None:
         if not INT32_LOWEST <= self.lowest <= self.highest <= INT32_HIGHEST:
@@ -231,15 +223,20 @@ class AdaptiveCoder:
 
     def init(self, workers: int, p: int) -> Row:
         """Return the state of workers that have sent nothing: integer arrays with a row per worker."""
+        known = dithered_coding.init(workers, p, self.wide) if self.dithered else {}
+        weight = WEIGHT_BESIDE if self.dithered else WEIGHT
+        if self.dithered:
+            known["trusts"] = np.full((workers, PAIRS), TRUST, np.int32)
         return {
-            "chances": np.tile(_FIRST_CHANCES, (workers, 1)),
-            "counts": np.tile(_FIRST_COUNTS, (workers, 1)),
-            "weights": np.full((workers, 2 * PAIRS), _WEIGHT, np.int32),
+            "chances": np.tile(FIRST_CHANCES, (workers, 1)),
+            "counts": np.tile(FIRST_COUNTS, (workers, 1)),
+            "weights": np.full((workers, 2 * PAIRS), weight, np.int32),
             "messages": np.zeros(workers, np.int16),
             "slow": np.zeros((workers, p), np.int32),
             "fast": np.zeros((workers, p), np.int32),
             "mean": np.zeros((workers, p), np.int32),
             "last": np.zeros((workers, p), np.int8),
+            **known,
         }
 
     def init_row(self, p: int) -> Row:
@@ -257,21 +254,26 @@ class AdaptiveCoder:
         symbols, after = self.decode_rows([data], p, _as_state(row))
         return symbols[0], _as_row(after)
 
-    def encode_rows(self, symbols: IntArray, state: Row) -> tuple[list[bytes], Row]:
-        """Turn symbols `(n, p)` of n workers into messages; return them, and the new state of these workers."""
+    def encode_rows(self, symbols: IntArray, state: Row, noise: FloatArray | None = None) -> tuple[list[bytes], Row]:
+        """Turn symbols `(n, p)` of n workers into messages; return them, and the new state of these workers.
+
+        `noise` are the uniform numbers of the dithered entries, which the decoder must have, too.
+        """
         narrow = symbols[:, : symbols.shape[1] - self.wide]
         if narrow.size and not self.lowest <= int(narrow.min()) <= int(narrow.max()) <= self.highest:
             raise LasgError(
                 f"symbols from {self.lowest} to {self.highest} can be coded, got {narrow.min()} to {narrow.max()}"
             )
         writers = [BitWriter() for _ in symbols]
-        _, after = self._code_rows(symbols.tolist(), writers, state)
+        _, after = self._code_rows(symbols.tolist(), writers, state, noise)
         return [writer.finish() for writer in writers], after
 
-    def decode_rows(self, messages: Sequence[bytes], p: int, state: Row) -> tuple[npt.NDArray[np.int32], Row]:
+    def decode_rows(
+        self, messages: Sequence[bytes], p: int, state: Row, noise: FloatArray | None = None
+    ) -> tuple[npt.NDArray[np.int32], Row]:
         """Turn messages of n workers back into symbols `(n, p)`; return them, and the new state of these workers."""
         readers = [BitReader(message) for message in messages]
-        coded, after = self._code_rows([[0] * p for _ in messages], readers, state)
+        coded, after = self._code_rows([[0] * p for _ in messages], readers, state, noise)
         for reader in readers:
             reader.finish()
         narrow = coded[:, : p - self.wide]
@@ -281,43 +283,74 @@ class AdaptiveCoder:
             raise LasgError("a message says a number beyond int32: refused")
         return coded.astype(np.int32), after
 
-    def _code_rows(self, symbols: list[list[int]], coders: Sequence[BitCoder], state: Row) -> tuple[Ints, Row]:
+    def _code_rows(
+        self, symbols: list[list[int]], coders: Sequence[BitCoder], state: Row, noise: FloatArray | None
+    ) -> tuple[Ints, Row]:
         """Code the rows, writing or reading; return them, and the state afterwards."""
         p = len(symbols[0]) if symbols else 0
-        _check_state(state, len(symbols), p)
+        self._check_state(state, len(symbols), p)
         # Arrays of the standard library: their items are plain integers, and NumPy reads them as they are.
         chances = [array("H", row.tobytes()) for row in state["chances"]]
         counts = [bytearray(row) for row in state["counts"]]
         weights = state["weights"].tolist()
+        trusts = state["trusts"].tolist() if self.dithered else [[0] * PAIRS for _ in symbols]
+        forecasts = self._forecasts(state, len(symbols), p, noise)
         said = []
         for i, foreseen in enumerate(_foresee(state)):
-            code = mixer(chances[i], counts[i], weights[i], coders[i], _ZERO[1])
-            said.append(self._code_row(symbols[i], foreseen, code, coders[i]))
+            code = mixer(chances[i], counts[i], weights[i], trusts[i], coders[i], ZERO[1])
+            said.append(self._code_row(symbols[i], foreseen, code, coders[i], forecasts[i] if forecasts else None))
         coded = np.array(said, np.int64).reshape(len(said), p)
         counted = coded.copy()
         counted[:, p - self.wide :] >>= self.digits
         after = {
             "chances": np.frombuffer(b"".join(chances), np.uint16).reshape(-1, CONTEXTS).copy(),
             "counts": np.frombuffer(b"".join(counts), np.uint8).reshape(-1, CONTEXTS).copy(),
-            "weights": np.clip(weights, -_HEAVIEST, _HEAVIEST).astype(np.int32).reshape(-1, 2 * PAIRS),
+            "weights": np.clip(weights, -HEAVIEST, HEAVIEST).astype(np.int32).reshape(-1, 2 * PAIRS),
             **_learn(state, counted),
         }
+        if self.dithered:
+            after["trusts"] = np.clip(trusts, -HEAVIEST, HEAVIEST).astype(np.int32).reshape(-1, PAIRS)
+            after |= dithered_coding.learn(state, forecasts)
         return coded, after
 
-    def _code_row(self, symbols: list[int], foreseen: _Foreseen, code: Mixer, coder: BitCoder) -> list[int]:
+    def _forecasts(self, state: Row, n: int, p: int, noise: FloatArray | None) -> list[Forecast]:
+        """Return what is expected of dithered rows; none of others."""
+        if not self.dithered:
+            return []
+        if noise is None or noise.shape != (n, p - self.wide):
+            came = "none" if noise is None else f"noise of shape {noise.shape}"
+            raise LasgError(f"dithered entries need noise of shape {(n, p - self.wide)} on both sides, got {came}")
+        rows = [{name: array[i] for name, array in state.items()} for i in range(n)]
+        return [Forecast(row, own, self.wide, self.norm) for row, own in zip(rows, noise.tolist(), strict=True)]
+
+    def _code_row(
+        self, symbols: list[int], foreseen: _Foreseen, code: Mixer, coder: BitCoder, forecast: Forecast | None
+    ) -> list[int]:
         narrow = len(symbols) - self.wide
-        bounds = _Bounds(self.lowest, self.highest, _FIRST_GUESS)
-        coded = _code_entries(symbols[:narrow], 0, foreseen, bounds, code, coder)
+        bounds = _Bounds(self.lowest, self.highest, FIRST_GUESS)
+        coded = _code_entries(symbols[:narrow], 0, foreseen, bounds, code, coder, forecast)
         if not self.wide:
             return coded
         most = 1 << (32 - self.digits)
         high = [number >> self.digits for number in symbols[narrow:]]
-        high = _code_entries(high, narrow, foreseen, _Bounds(-most, most, _FIRST_WIDE_GUESS), code, coder)
+        bounds = _Bounds(-most, most, FIRST_WIDE_GUESS)
+        high = _code_entries(high, narrow, foreseen, bounds, code, coder, forecast)
         if self.digits:
             mask = (1 << self.digits) - 1
             low = [coder.code_even(number & mask, self.digits) for number in symbols[narrow:]]
             high = [each << self.digits | digits for each, digits in zip(high, low, strict=True)]
         return coded + high
+
+    def _check_state(self, state: Row, workers: int, p: int) -> None:
+        wanted = {name: (workers, *array.shape[1:]) for name, array in self.init(0, p).items()}
+        if set(state) != set(wanted):
+            must, came = ", ".join(wanted), ", ".join(state)
+            raise LasgError(f"a coder's state must have {must}, got {came}: it is of another version of lasg")
+        for name, shape in wanted.items():
+            if state[name].shape != shape:
+                raise LasgError(
+                    f"{name} of a coder's state must have shape {shape} for {p} entries, got {state[name].shape}"
+                )
 
 
 def _as_state(row: Row) -> Row:
@@ -326,16 +359,3 @@ def _as_state(row: Row) -> Row:
 
 def _as_row(state: Row) -> Row:
     return {name: array[0] for name, array in state.items()}
-
-
-def _check_state(state: Row, workers: int, p: int) -> None:
-    if set(state) != set(_SIZES):
-        raise LasgError(
-            f"a coder's state must have {', '.join(_SIZES)}, got {', '.join(state)}: it is of another version of lasg"
-        )
-    for name, size in _SIZES.items():
-        shape = (workers,) if size is None else (workers, size or p)
-        if state[name].shape != shape:
-            raise LasgError(
-                f"{name} of a coder's state must have shape {shape} for {p} entries, got {state[name].shape}"
-            )

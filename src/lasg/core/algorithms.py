@@ -10,9 +10,10 @@ from typing import Any
 
 from lasg.core.belief import BELIEFS, Belief
 from lasg.core.codec_names import BLOCKS, CODED, FEEDBACK, by_blocks, parse
-from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, as_codec
+from lasg.core.codecs import QSGD, Codec, Dense
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
 from lasg.core.further_rules import ALL_RULES, CLAG, FDA, LAQ, VR
+from lasg.core.own_codec import CodecLike, as_codec
 from lasg.core.robust import ROBUST, MedianClip
 from lasg.core.rules import ALWAYS, LAG, PS, PSE, WK1, WK2, Rule
 from lasg.core.stages import Stages

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from lasg import counter
 from lasg.core.arrays import (
     BLOCK,
     Array,
@@ -141,7 +143,7 @@ class Speaker:
         said: tuple[Any, State, State] = (None, {}, {})
         if isinstance(self.codec, StatefulCodec):
             messages, encoder = self.codec.update(rows, noise, pick(self.encoder, who))
-            decoded, decoder = self.codec.update_decoder(messages, rows[0], pick(self.decoder, who))
+            decoded, decoder = self.codec.decode_with(messages, rows[0], noise, pick(self.decoder, who))
             said = (decoded, encoder, decoder)
         else:
             messages = self.codec.encode(rows, noise)
@@ -222,14 +224,16 @@ class Listener:
         forgetful: bool = False,
         robust: MedianClip | None = None,
         weights: FloatArray | None = None,
+        seed: int | None = None,
     ) -> None:
         """Listen to some workers.
 
         `whole`: news are the sum of all that is believed, not what changed it: a function of what is held, and of
         nothing that was before. `forgetful`: a worker may begin again, or be dropped, so each has a row of its own.
         `robust` bounds what each adds to a round's sum, and looks at the `weights`, n_m / N, of all M workers.
+        `seed` is that of the workers' noise, which some codecs decode with: then they are all M.
         """
-        self.belief, self.codec, self.robust = belief, codec, robust
+        self.belief, self.codec, self.robust, self.seed = belief, codec, robust, seed
         self.weights: FloatArray = np.ones(workers) if weights is None else weights
         self.whole = whole or belief == "residual"
         self.like, self.forgetful = theta, forgetful
@@ -292,29 +296,46 @@ class Listener:
                     old += wide
                 total[:] = wide if blank else total + wide
 
-    def read(self, message: bytes, m: int, *, in_full: bool = False) -> Array:
-        """Return what a worker's message would decode to, without taking it; `in_full`: as its first."""
+    def read(self, message: bytes, m: int, *, k: int | None = None, in_full: bool = False) -> Array:
+        """Return what a worker's message of round k would decode to, without taking it; `in_full`: as its first."""
         if not isinstance(self.codec, StatefulCodec):
             return self.codec.decode([message], self.like)[0]
         state = self.codec.init_decoder(1, self.like) if in_full else pick(self.decoder, slice(m, m + 1))
-        return self.codec.update_decoder([message], self.like, state)[0][0]
+        return self.codec.decode_with([message], self.like, self._noise(k, np.array([m])), state)[0][0]
 
-    def take(self, messages: Sequence[bytes], who: IntArray, forget: Sequence[int] = ()) -> News | None:
-        """Take encoded messages, in the order of the workers; return the news. Who is in `forget` begins again."""
+    def take(
+        self, messages: Sequence[bytes], who: IntArray, forget: Sequence[int] = (), *, k: int | IntArray | None = None
+    ) -> News | None:
+        """Take encoded messages, in the order of the workers; return the news. Who is in `forget` begins again.
+
+        `k` is the round of the messages, or one per message.
+        """
         if forget:
             self._forget(forget)
         if not messages and not forget and (self.rows is not None or not self.whole):
             return None
         changed = None if self.sums_rows else self.nothing()
+        rounds = None if k is None else np.broadcast_to(k, len(messages))
         for some in self.pieces(len(messages)):
-            self.hear_long(changed, self._decode(messages[some], who[some]), who[some])
+            decoded = self._decode(messages[some], who[some], None if rounds is None else rounds[some])
+            self.hear_long(changed, decoded, who[some])
         return self.news(changed)
 
-    def _decode(self, messages: Sequence[bytes], who: IntArray) -> Array:
+    def _noise(self, k: int | IntArray | None, who: IntArray) -> Noise:
+        """Return what draws the noise that messages of a round, or of one each, were made with."""
+
+        def draw() -> npt.NDArray[np.float64]:
+            if self.seed is None or k is None:
+                raise LasgError(f"{self.codec.name} decodes with the noise of a round: give the seed, and the round")
+            return counter.rounding_noise(self.seed, k, who, self.like.shape[-1])
+
+        return draw
+
+    def _decode(self, messages: Sequence[bytes], who: IntArray, k: IntArray | None) -> Array:
         """Return the rows of messages; a codec that remembers has then heard them."""
         if not isinstance(self.codec, StatefulCodec):
             return self.codec.decode(messages, self.like)
-        decoded, decoder = self.codec.update_decoder(messages, self.like, pick(self.decoder, who))
+        decoded, decoder = self.codec.decode_with(messages, self.like, self._noise(k, who), pick(self.decoder, who))
         put(self.decoder, who, decoder)
         return decoded
 

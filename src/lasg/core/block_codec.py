@@ -84,7 +84,14 @@ class BlockCodec(StatefulCodec):
         return self.update_decoder(messages, like, self.init_decoder(len(messages), like))[0]
 
     def update_decoder(self, messages: Sequence[bytes], like: Array, state: State) -> tuple[Array, State]:
+        """Turn messages into rows, where that needs no noise."""
+        return self._decode(messages, like, None, state)
+
+    def decode_with(self, messages: Sequence[bytes], like: Array, noise: Noise, state: State) -> tuple[Array, State]:
         """Turn messages into rows."""
+        return self._decode(messages, like, functools.cache(noise), state)
+
+    def _decode(self, messages: Sequence[bytes], like: Array, draws: Noise | None, state: State) -> tuple[Array, State]:
         said, after = self.said(messages, len(like)), _copies(state)
         bodies = [self._split(*it, like) for it in zip(messages, said, strict=True)]
         rows = zeros((len(messages), len(like)), like)
@@ -93,11 +100,16 @@ class BlockCodec(StatefulCodec):
             if not len(who):
                 continue
             chosen, own = _chosen(who, len(said)), [bodies[i][b] for i in who.tolist()]
-            if isinstance(codec, StatefulCodec):
-                decoded, changed = codec.update_decoder(own, like[where], pick(part(state, b), chosen))
-                _put_part(after, b, chosen, changed)
+            if not isinstance(codec, StatefulCodec):
+                rows[chosen, where] = cast(codec.decode(own, like[where]), rows)
+                continue
+            known = pick(part(state, b), chosen)
+            if draws is None:
+                decoded, changed = codec.update_decoder(own, like[where], known)
             else:
-                decoded = codec.decode(own, like[where])
+                noise = functools.partial(_columns, draws, chosen, where)
+                decoded, changed = codec.decode_with(own, like[where], noise, known)
+            _put_part(after, b, chosen, changed)
             rows[chosen, where] = cast(decoded, rows)
         return rows, after
 

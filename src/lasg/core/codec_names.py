@@ -11,11 +11,12 @@ import numpy as np
 
 from lasg.core.block_codec import BlockCodec
 from lasg.core.blocks import Blocks
-from lasg.core.codecs import QSGD, Codec, CodecLike, Dense, IntegerCodec
+from lasg.core.codecs import QSGD, Codec, Dense, IntegerCodec
 from lasg.core.coded import Coded
 from lasg.core.feedback import Feedback
 from lasg.core.grids import Grid, Sign, Uniform
 from lasg.core.lowrank import LowRank
+from lasg.core.own_codec import CodecLike
 from lasg.core.sparse import BITS, TopK
 from lasg.errors import LasgError
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +33,6 @@ def tensor_ends(shapes: Shapes, p: int) -> npt.NDArray[np.int64]:
     if sum(sizes) != p:
         raise LasgError(f"tensors of {sum(sizes)} entries in all, and a vector of {p}: they do not fit")
     return np.cumsum(sizes)
-
-
-class CodecLike(Protocol):
-    """What is enough of a codec of your own: `as_codec` adds the rest."""
-
-    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
-        """Turn rows `(n, p)` into `n` messages."""
-        ...
-
-    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
-        """Turn `n` messages into rows `(n, p)`."""
-        ...
 
 
 class Codec(ABC):
@@ -112,6 +100,16 @@ class StatefulCodec(Codec):
         """Turn messages into rows; return them, and the decoder's new state of these workers, as new arrays."""
         return self.decode(messages, like), state
 
+    def decode_with(
+        self,
+        messages: Sequence[bytes],
+        like: Array,
+        noise: Noise,  # noqa: ARG002
+        state: State,
+    ) -> tuple[Array, State]:
+        """Do what `update_decoder` does, given the noise with which the messages were made."""
+        return self.update_decoder(messages, like, state)
+
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages as if they were the first."""
         return self.update(rows, noise, self.init(len(rows), rows[0]))[0]
@@ -124,7 +122,7 @@ class StatefulCodec(Codec):
         A codec that knows what it said without decoding it takes that way.
         """
         messages, encoder = self.update(rows, noise, encoder)
-        decoded, decoder = self.update_decoder(messages, rows[0], decoder)
+        decoded, decoder = self.decode_with(messages, rows[0], noise, decoder)
         return decoded, 8 * sum(map(len, messages)), encoder, decoder
 
 
@@ -139,6 +137,9 @@ class Integers(NamedTuple):
 
 class IntegerCodec(Codec):
     """A codec that says an integer per entry, and a few numbers of a scale: `+ec` codes the integers (coded.py)."""
+
+    dithered: ClassVar[bool] = False
+    """Whether an entry's integer is floor(|x| + u) with the sign of x, u the noise: then `+ec` codes it given u."""
 
     @abstractmethod
     def quantise(self, rows: Array, noise: Noise) -> Integers:
@@ -162,43 +163,9 @@ class IntegerCodec(Codec):
     def limit(self) -> int:
         """The largest magnitude of an entry's integer."""
 
-
-class OwnCodec(Codec):
-    """A user's object with `encode` and `decode`, and perhaps `length` or `unbiased`."""
-
-    def __init__(self, codec: Any) -> None:
-        self.codec = codec
-        self.unbiased = bool(getattr(codec, "unbiased", False))  # type: ignore[misc]
-
-    def encode(self, rows: Array, noise: Noise) -> list[bytes]:
-        """Turn rows into messages."""
-        return self.codec.encode(rows, noise)  # type: ignore[no-any-return]
-
-    def decode(self, messages: Sequence[bytes], like: Array) -> Array:
-        """Turn messages into rows."""
-        return self.codec.decode(messages, like)
-
-    def length(self, p: int, itemsize: int = 4) -> int | None:  # noqa: ARG002
-        """Bytes of a message, if the object knows."""
-        length = getattr(self.codec, "length", None)
-        return None if length is None else int(length(p))
-
-    @property
-    def name(self) -> str:
-        """The name of the object's class."""
-        return type(self.codec).__name__
-
-    def __repr__(self) -> str:
-        """Say what it wraps."""
-        if "__repr__" in vars(type(self.codec)):
-            return repr(self.codec)
-        settings = sorted(f"{name}={value!r}" for name, value in vars(self.codec).items())
-        return f"{self.name}({', '.join(settings)})"
-
-
-def as_codec(codec: CodecLike) -> Codec:
-    """Return a codec for anything that has `encode` and `decode`."""
-    return codec if isinstance(codec, Codec) else OwnCodec(codec)
+    def norm(self, p: int) -> float | None:  # noqa: ARG002
+        """Return the norm of p entries before they are rounded, in units of their integers, if it is always one."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -234,6 +201,7 @@ class QSGD(IntegerCodec):
     bits: int = 4
     bucket: int | None = None
     unbiased: ClassVar[bool] = True
+    dithered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
@@ -288,6 +256,10 @@ class QSGD(IntegerCodec):
     def limit(self) -> int:
         """The highest level."""
         return self.levels
+
+    def norm(self, p: int) -> float | None:
+        """The highest level, where there is one norm."""
+        return float(self.levels) if self._buckets(p) == 1 else None
 
     def _buckets(self, p: int) -> int:
         return 1 if self.bucket is None else -(-p // self.bucket)

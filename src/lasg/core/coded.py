@@ -7,14 +7,16 @@ part of belief, checkpointed with it, and a lost upload takes it back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lasg.core import entropy
 from lasg.core.adaptive_coding import INT32_HIGHEST
-from lasg.core.arrays import Array, IntArray, cast
+from lasg.core.arrays import Array, FloatArray, IntArray, cast
 from lasg.core.codecs import Codec, IntegerCodec, Integers, Noise, Shapes, State, StatefulCodec, bytes_of
 from lasg.errors import LasgError
 
@@ -50,24 +52,36 @@ class Coded(StatefulCodec):
     init_decoder = init
 
     def _adaptive(self, p: int) -> entropy.AdaptiveCoder:
-        limit = self.codec.limit
-        return entropy.AdaptiveCoder(lowest=-limit, highest=limit, wide=self.codec.scales(p), digits=self.codec.digits)
+        codec, limit = self.codec, self.codec.limit
+        known: dict[str, Any] = {"dithered": codec.dithered, "norm": codec.norm(p)}
+        return entropy.AdaptiveCoder(lowest=-limit, highest=limit, wide=codec.scales(p), digits=codec.digits, **known)
 
     def update(self, rows: Array, noise: Noise, state: State) -> tuple[list[bytes], State]:
         """Turn rows into messages."""
-        return self._encode(self.codec.quantise(rows, noise), state)
+        draws = _drawn_once(noise)
+        return self._encode(self.codec.quantise(rows, draws), draws, state)
 
-    def _encode(self, said: Integers, state: State) -> tuple[list[bytes], State]:
+    def _noise(self, noise: Noise | None) -> FloatArray | None:
+        """Return the noise of dithered entries; others are coded without it."""
+        if not self.codec.dithered:
+            return None
+        if noise is None:
+            raise LasgError(f"messages of {self.name} cannot be decoded without the noise that they were made with")
+        return noise()
+
+    def _encode(self, said: Integers, noise: Noise, state: State) -> tuple[list[bytes], State]:
+        draws = self._noise(noise)
         if state:
-            return self._encode_short(said, state)
-        bodies = [entropy.encode_symbols(row) for row in said.symbols]
+            return self._encode_short(said, draws, state)
+        own = [None] * len(said.symbols) if draws is None else draws
+        bodies = [entropy.encode_symbols(row, its) for row, its in zip(said.symbols, own, strict=True)]
         return [scales.astype("<i4").tobytes() + body for scales, body in zip(said.scales, bodies, strict=True)], {}
 
-    def _encode_short(self, said: Integers, state: State) -> tuple[list[bytes], State]:
+    def _encode_short(self, said: Integers, draws: FloatArray | None, state: State) -> tuple[list[bytes], State]:
         """Turn short vectors into messages: the entries, then what the scales are beside those expected."""
         p = said.symbols.shape[-1]
         entries = np.concatenate([said.symbols, said.scales - self._expected(state)], -1)
-        messages, after = self._adaptive(p).encode_rows(entries, _models(state))
+        messages, after = self._adaptive(p).encode_rows(entries, _models(state), draws)
         return messages, {**after, "scales": _expect(said.scales, state)}
 
     def _expected(self, state: State) -> IntArray:
@@ -81,14 +95,23 @@ class Coded(StatefulCodec):
         return self.update_decoder(messages, like, self.init_decoder(len(messages), like))[0]
 
     def update_decoder(self, messages: Sequence[bytes], like: Array, state: State) -> tuple[Array, State]:
+        """Turn messages into rows, where that needs no noise; return the models after them."""
+        return self._decode(messages, like, None, state)
+
+    def decode_with(self, messages: Sequence[bytes], like: Array, noise: Noise, state: State) -> tuple[Array, State]:
         """Turn messages into rows; return the models after them."""
+        return self._decode(messages, like, noise, state)
+
+    def _decode(self, messages: Sequence[bytes], like: Array, noise: Noise | None, state: State) -> tuple[Array, State]:
         p, limit = len(like), self.codec.limit
-        q = self.codec.scales(p)
+        q, draws = self.codec.scales(p), self._noise(noise)
         if not state:
             head = bytes_of([message[: 4 * q] for message in messages], 4 * q)
-            symbols = np.stack([entropy.decode_symbols(message[4 * q :], p, -limit, limit) for message in messages])
+            own = [None] * len(messages) if draws is None else draws
+            bodies = zip((message[4 * q :] for message in messages), own, strict=True)
+            symbols = np.stack([entropy.decode_symbols(body, p, -limit, limit, its) for body, its in bodies])
             return self.codec.restore(Integers(head.view("<i4").astype(np.int32), symbols), like), {}
-        entries, after = self._adaptive(p).decode_rows(messages, p + q, _models(state))
+        entries, after = self._adaptive(p).decode_rows(messages, p + q, _models(state), draws)
         scales = entries[:, p:] + self._expected(state)
         if np.abs(scales).max(initial=0) > INT32_HIGHEST:
             raise LasgError("a message has a scale that its codec never says: it is damaged")
@@ -99,8 +122,9 @@ class Coded(StatefulCodec):
         self, rows: Array, noise: Noise, encoder: State, decoder: State
     ) -> tuple[Array, int, State, State]:
         """Return the rows as decoded, without decoding: what is coded is what comes out."""
-        said = self.codec.quantise(rows, noise)
-        messages, after = self._encode(said, encoder)
+        draws = _drawn_once(noise)
+        said = self.codec.quantise(rows, draws)
+        messages, after = self._encode(said, draws, encoder)
         del decoder  # both sides have the same models
         return cast(self.codec.restore(said, rows[0]), rows), 8 * sum(map(len, messages)), after, after
 
@@ -108,6 +132,11 @@ class Coded(StatefulCodec):
     def name(self) -> str:
         """The inner codec's, and that it is coded."""
         return f"{self.codec.name}+ec"
+
+
+def _drawn_once(noise: Noise) -> Noise:
+    """Return the same noise, drawn when it is first asked for."""
+    return functools.cache(noise)
 
 
 def _expect(scales: IntArray, state: State) -> IntArray:

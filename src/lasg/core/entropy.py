@@ -1,6 +1,8 @@
 """Integers as bytes, without loss, in about as many bits as their entropy.
 
 - `encode_symbols`: long arrays of small integers; a table of the symbols' counts, then a range coder (constriction).
+  Where they were rounded at random, and both sides know the noise u, a table per part of [0, 1) that u is in: given u
+  they have less news (Zamir and Feder 1992).
 - `AdaptiveCoder` (`adaptive_coding.py`): short arrays that the same worker sends again and again; no table.
 - `encode_positions` (`position_coding.py`): sorted positions, as Golomb codes of the gaps between them.
 
@@ -11,13 +13,14 @@ in `tests/core/entropy_vectors.json`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lasg.core.adaptive_coding import INT32_HIGHEST, INT32_LOWEST, AdaptiveCoder, Ints
-from lasg.core.arrays import IntArray
+from lasg.core.arrays import FloatArray, IntArray
 from lasg.core.bit_packing import (
     check_integers,
     class_of,
@@ -44,13 +47,14 @@ __all__ = [
     "take_positions",
 ]
 
-FORMAT = 2
+FORMAT = 3
 """Changes whenever a message or a state would mean something else."""
 
 # -- symbols ---------------------------------------------------------------------------------------------------------
 #
 # A message: the size of the table, its length in bytes and itself; where symbols are large the length of their raw bits
-# and these; the words of the range coder, none where there is one symbol only.
+# and these; the words of the range coder, none where there is one symbol only. With noise a byte goes before, how many
+# bits of the noise tell tables apart; where it is not 0, a table for each of their values, then the words of all.
 
 # Magnitudes below 128 are tokens as they are. Where there are larger ones, tokens are classes: 8 per octave, and the
 # bits that a class leaves open go raw. So there are few tokens, which is quick; that the numbers of a class are not
@@ -63,18 +67,37 @@ _BLOCK = 1 << 15
 _COUNT_BITS = 2
 _STEPS = AdaptiveCoder(lowest=-255, highest=255)
 _STEP_BYTES = 16  # more than one step of the table can take
+_FEW = 15  # the noise tells little of larger magnitudes
+_NOISE_BITS = (4, 2)  # tables by so many bits of the noise are tried
+_TABLE_COST = 24, 5  # bits of a table and of each of its symbols, about
 # constriction's probabilities are multiples of 2^-24, at least one of them for every symbol.
 _PRECISION = 24
 
 
-def encode_symbols(symbols: IntArray) -> bytes:
-    """Turn integers `(p,)` that fit into int32 into a message, with a static model of their frequencies."""
+def encode_symbols(symbols: IntArray, noise: FloatArray | None = None) -> bytes:
+    """Turn integers `(p,)` that fit into int32 into a message, with a static model of their frequencies.
+
+    `noise` are the numbers in [0, 1) by which they were rounded, if the other side has them, too.
+    """
     check_integers(symbols)
-    if not len(symbols):
-        return b"\0"
-    lowest, highest = int(symbols.min()), int(symbols.max())
+    if noise is not None and noise.shape != symbols.shape:
+        raise LasgError(f"symbols {symbols.shape} need as much noise, got {noise.shape}")
+    lowest, highest = (int(symbols.min()), int(symbols.max())) if len(symbols) else (0, 0)
     if lowest < INT32_LOWEST or highest > INT32_HIGHEST:
         raise LasgError(f"symbols must fit into int32, got {lowest} to {highest}")
+    if noise is None:
+        return _encode_plainly(symbols, lowest, highest)
+    if max(-lowest, highest) <= _FEW:
+        grouped = _encode_by_noise(symbols, lowest, highest, noise)
+        if grouped:
+            return grouped
+    return b"\0" + _encode_plainly(symbols, lowest, highest)
+
+
+def _encode_plainly(symbols: IntArray, lowest: int, highest: int) -> bytes:
+    """Turn integers into a message with one table."""
+    if not len(symbols):
+        return b"\0"
     raw, tokens = b"", symbols
     large = max(-lowest, highest) >= _LARGE
     if large:
@@ -93,10 +116,62 @@ def encode_symbols(symbols: IntArray) -> bytes:
     return table + raw + words
 
 
+def _encode_by_noise(symbols: IntArray, lowest: int, highest: int, noise: FloatArray) -> bytes:
+    """Turn small integers into a message with tables by the noise; nothing where one table is shorter."""
+    shifted, size = np.subtract(symbols, lowest, dtype=np.int32), highest - lowest + 1
+    groups = _groups_of(noise, _NOISE_BITS[0])
+    counts = np.bincount(groups * np.int32(size) + shifted, minlength=size << _NOISE_BITS[0])
+    counts = counts.reshape(-1, size)
+    tried = {bits: counts.reshape(1 << bits, -1, size).sum(1) for bits in (*_NOISE_BITS, 0)}
+    bits = min(tried, key=lambda bits: _cost(tried[bits]))
+    if not bits:
+        return b""
+    order = np.argsort(groups >> np.uint8(_NOISE_BITS[0] - bits), kind="stable")
+    sorted_symbols, start = shifted[order], 0
+    encoder, tables = _constriction().stream.queue.RangeEncoder(), [bytes([bits])]
+    for group in tried[bits]:
+        end = start + int(group.sum())
+        if end == start:
+            tables.append(b"\0")
+            continue
+        table, classes = _encode_table(group, lowest, large=False)
+        tables.append(table)
+        if len(classes) > 1:
+            index = (np.cumsum(group > 0) - 1).astype(np.int32)
+            encoder.encode(index[sorted_symbols[start:end]], _categorical(classes))
+        start = end
+    words: bytes = encoder.get_compressed().astype("<u4").tobytes()
+    return b"".join(tables) + words
+
+
+def _groups_of(noise: FloatArray, bits: int) -> npt.NDArray[np.uint8]:
+    """Return the leading bits of the noise."""
+    return (noise * (1 << bits)).astype(np.uint8)
+
+
+def _cost(counts: npt.NDArray[np.int64]) -> float:
+    """Return about how many bits a message with a table per row of counts takes; it need not be the same everywhere."""
+    rows, some = counts.sum(1, keepdims=True), counts > 0
+    shares = np.divide(counts, rows, where=some, out=np.ones(counts.shape))
+    return float(-(counts * np.log2(shares)).sum()) + _TABLE_COST[0] * len(counts) + _TABLE_COST[1] * int(some.sum())
+
+
 def decode_symbols(
-    data: bytes, count: int, lowest: int = INT32_LOWEST, highest: int = INT32_HIGHEST
+    data: bytes,
+    count: int,
+    lowest: int = INT32_LOWEST,
+    highest: int = INT32_HIGHEST,
+    noise: FloatArray | None = None,
 ) -> npt.NDArray[np.int32]:
     """Turn a message back into `count` integers; one that says any outside [lowest, highest] is refused."""
+    if noise is not None:
+        bits = data[0] if data else 1
+        if bits in _NOISE_BITS:
+            symbols = _decode_by_noise(memoryview(data)[1:], _groups_of(noise, bits), 1 << bits, max(-lowest, highest))
+            return _within(symbols, lowest, highest)
+        if bits:
+            raise damaged("symbols")
+        data = data[1:]
     used, classes, large, rest = _decode_table(memoryview(data), count, max(-lowest, highest))
     if not len(used):
         if count or len(rest):
@@ -108,13 +183,34 @@ def decode_symbols(
         raw, rest = take_bytes(rest, length)
     index = np.zeros(count, np.int32)
     if len(used) > 1:
-        index = _decode_words(rest, _categorical(classes), count)
+        (index,) = _decode_words(rest, [(_categorical(classes), count)])
     elif len(rest):
         raise damaged("symbols")
-    symbols = used[index] if raw is None else _join_large(used, index, raw)
-    if not lowest <= int(symbols.min()) <= int(symbols.max()) <= highest:
+    return _within(used[index] if raw is None else _join_large(used, index, raw), lowest, highest)
+
+
+def _within(symbols: IntArray, lowest: int, highest: int) -> npt.NDArray[np.int32]:
+    if len(symbols) and not lowest <= int(symbols.min()) <= int(symbols.max()) <= highest:
         raise LasgError(f"a message says symbols outside {lowest} to {highest}: refused")
     return symbols.astype(np.int32, copy=False)
+
+
+def _decode_by_noise(data: memoryview, groups: npt.NDArray[np.uint8], number: int, most: int) -> npt.NDArray[np.int32]:
+    """Undo `_encode_by_noise`."""
+    counts, tables = np.bincount(groups, minlength=number).tolist(), []
+    for count in counts:
+        used, classes, large, data = _decode_table(data, count, min(most, _FEW))
+        if large or bool(len(used)) != bool(count):
+            raise damaged("symbols")
+        tables.append((used, classes))
+    several = [(_categorical(classes), n) for n, (_, classes) in zip(counts, tables, strict=True) if len(classes) > 1]
+    indices = iter(_decode_words(data, several))
+    parts: list[Ints] = []
+    for n, (used, classes) in zip(counts, tables, strict=True):
+        parts.append(used[next(indices)] if len(classes) > 1 else np.repeat(used, n))
+    symbols = np.empty(len(groups), np.int32)
+    symbols[np.argsort(groups, kind="stable")] = np.concatenate(parts)
+    return symbols
 
 
 def _constriction() -> Any:
@@ -138,13 +234,16 @@ def _categorical(classes: npt.NDArray[np.int64]) -> Any:
     return _constriction().stream.model.Categorical(weights.astype(np.float32), perfect=False)
 
 
-def _decode_words(data: memoryview, model: Any, count: int) -> npt.NDArray[np.int32]:
-    if len(data) % 4 or len(data) > count * _PRECISION // 8 + 8:
+def _decode_words(data: memoryview, parts: Sequence[tuple[Any, int]]) -> list[npt.NDArray[np.int32]]:
+    """Return the indices of every part, of so many symbols each, by its model; without parts there are no words."""
+    if len(data) % 4 or len(data) > sum(count for _, count in parts) * _PRECISION // 8 + 8 * bool(parts):
         raise damaged("symbols")
+    if not parts:
+        return []
     words = np.frombuffer(data, "<u4").astype(np.uint32)
     decoder = _constriction().stream.queue.RangeDecoder(words)
     try:
-        decoded: npt.NDArray[np.int32] = decoder.decode(model, count)
+        decoded: list[npt.NDArray[np.int32]] = [decoder.decode(model, count) for model, count in parts]
     except (AssertionError, ValueError):  # "invalid compressed data"
         raise damaged("symbols") from None
     if not decoder.maybe_exhausted():

@@ -45,7 +45,7 @@ class Feedback(StatefulCodec):
             messages, inner = self.codec.update(wanted, noise, inner)
         else:
             messages = self.codec.encode(wanted, noise)
-        decoded, heard = self.update_decoder(messages, rows[0], heard)
+        decoded, heard = self.decode_with(messages, rows[0], noise, heard)
         after = {**inner, **{HEARD + name: value for name, value in heard.items()}}
         return messages, {"left_out": wanted - cast(decoded, rows), **after}
 
@@ -57,6 +57,12 @@ class Feedback(StatefulCodec):
         """Turn messages into rows."""
         if isinstance(self.codec, StatefulCodec):
             return self.codec.update_decoder(messages, like, state)
+        return self.codec.decode(messages, like), state
+
+    def decode_with(self, messages: Sequence[bytes], like: Array, noise: Noise, state: State) -> tuple[Array, State]:
+        """Turn messages into rows."""
+        if isinstance(self.codec, StatefulCodec):
+            return self.codec.decode_with(messages, like, noise, state)
         return self.codec.decode(messages, like), state
 
     @property

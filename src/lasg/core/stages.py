@@ -11,11 +11,12 @@ from lasg.core.belief import BELIEFS, Belief
 from lasg.core.block_codec import BlockCodec
 from lasg.core.blocks import Blocks
 from lasg.core.codec_names import FEEDBACK, parse
-from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec, as_codec
+from lasg.core.codecs import Codec, Dense, Shapes, StatefulCodec
 from lasg.core.estimators import Estimator, MomentumCorrection
 from lasg.core.feedback import Feedback
 from lasg.core.further_rules import ALL_RULES
 from lasg.core.local_models import LocalModels
+from lasg.core.own_codec import as_codec
 from lasg.core.robust import MedianClip, robust_named
 from lasg.core.rules import ALWAYS, Probe, Rule, points_of
 from lasg.core.work import OptimizerSteps, SGDSteps, Work

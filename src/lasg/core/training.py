@@ -202,7 +202,7 @@ class Training:
             return Round(request.k, uploads.uploaded, request.threshold, None, tau)
         news = uploads.news
         if not self._here and self.listener is not None and (uploads.uploads or uploads.forget or self.listener.whole):
-            news = self.listener.take(uploads.messages, np.flatnonzero(uploads.uploaded), uploads.forget)
+            news = self.listener.take(uploads.messages, np.flatnonzero(uploads.uploaded), uploads.forget, k=request.k)
         if uploads.weights is not None:
             server.weights = uploads.weights
         guard = server.guard

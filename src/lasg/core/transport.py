@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     def listener(self, workers: int, *, whole: bool = False, forgetful: bool = False) -> Listener:
         """Return a listener to so many workers."""
         belief, codec = self.stages.belief, self.stages.codec
-        bound: dict[str, Any] = {"robust": self.stages.robust, "weights": self.weights}
+        bound: dict[str, Any] = {"robust": self.stages.robust, "weights": self.weights, "seed": self.seed}
         return Listener(belief, codec, workers, self.theta, whole=whole, forgetful=forgetful, **bound)
 
 

@@ -349,9 +349,8 @@ class Workers:
         return self.listener.news(None) if self.listener is not None and self.listener.whole else None
 
     def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
-        """Return uniform numbers for each sender and entry, a function of (seed, worker, round)."""
-        key = counter.keys(self.seed, counter.QUANTISER, self.ids[senders], k)[0]
-        return counter.uniforms(key, p)
+        """Return uniform numbers for each sender and entry."""
+        return counter.rounding_noise(self.seed, k, self.ids[senders], p)
 
     def _remember(
         self, now: Record, uploaded: Mask, who: IntArray, places: IntArray | slice, saying: Mask | None

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from lasg.core.algorithms import Stages, choose_stages
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
-from lasg.core.codecs import CodecLike, Dense
+from lasg.core.codecs import Dense
 from lasg.core.estimators import MomentumCorrection
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import UNFIT, is_plain, momentum_of
+from lasg.core.own_codec import CodecLike
 from lasg.core.rules import Rule
 from lasg.core.server import DEFAULT_D, laziness_of
 from lasg.core.training import PATIENCE, Round, Training

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from lasg.core.algorithms import KNOWN, Algorithm, algorithm, composition_name
 from lasg.core.block_codec import BlockCodec
 from lasg.core.codec_names import name_of, parse
-from lasg.core.codecs import CodecLike, as_codec
 from lasg.core.further_rules import ALL_RULES
+from lasg.core.own_codec import CodecLike, as_codec
 from lasg.core.rules import Record, Rule
 from lasg.errors import LasgError, did_you_mean
 from lasg.runs.fingerprints import attributes_of, fingerprint

@@ -15,8 +15,8 @@ import numpy as np
 from lasg.core import optimizers
 from lasg.core.algorithms import Outer
 from lasg.core.arrays import Array, FloatArray
-from lasg.core.codecs import CodecLike, as_codec
 from lasg.core.optimizers import ClosedFormSGD, Constant, Decreasing, Optimizer, TorchOptimizer
+from lasg.core.own_codec import CodecLike, as_codec
 from lasg.core.rules import Rule
 from lasg.core.training import PATIENCE, Training
 from lasg.core.transport import Transport

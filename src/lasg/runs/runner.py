@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from lasg.core.codecs import CodecLike
+from lasg.core.own_codec import CodecLike
 from lasg.core.rules import Rule
 from lasg.core.training import CHECKPOINT, STOP, Round, Training
 from lasg.data.raw_files import path_or_none

@@ -8,7 +8,7 @@ from typing import Any
 
 from lasg.core.algorithms import Algorithm
 from lasg.core.algorithms import algorithm as algorithm_named
-from lasg.core.codecs import CodecLike
+from lasg.core.own_codec import CodecLike
 from lasg.core.rules import Rule
 from lasg.data.raw_files import path_or_none
 from lasg.errors import LasgError

@@ -48,7 +48,7 @@ class Messages:
         """Return the bytes of each message."""
         return np.array([len(message) for message in own.messages])
 
-    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Any:
+    def finish(self, k: int, own: Tensor | None, sizes: IntArray, route: Route) -> Any:  # noqa: ARG002
         """Return all messages, in the order of the workers."""
         payloads = self._room(own, sizes)
         if route == "direct":
@@ -101,7 +101,7 @@ class Relayed(Messages):
         self.listener, self.remainder = listener, remainder
         self.owed = {} if remainder.owed is None else {"owed_sum": remainder.owed}
 
-    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
+    def finish(self, k: int, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of all news, which the hub hears and tells."""
         links = self.links
         if self.listener is None:
@@ -110,7 +110,7 @@ class Relayed(Messages):
             return total
         payloads = self._room(own, sizes)
         links.receive(payloads, "uploads", PIECES)
-        news = self.listener.take(self._messages(payloads, sizes), np.flatnonzero(sizes > 0))
+        news = self.listener.take(self._messages(payloads, sizes), np.flatnonzero(sizes > 0), k=k)
         assert news is not None
         total = self.remainder.round(links.wire(news.vector))
         links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)

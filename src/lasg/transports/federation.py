@@ -234,7 +234,8 @@ class Federation(Local):
                 self.buffers.keep(m, answer.buffers)
         messages = {m: answer.message for m, answer in uploads.items()}
         self.listener.weights = self.members.weights
-        news = self.listener.take(list(messages.values()), np.array(list(messages), np.int64), sorted({*gone, *again}))
+        who = np.array(list(messages), np.int64)
+        news = self.listener.take(list(messages.values()), who, sorted({*gone, *again}), k=k)
         if self.deltas is not None:
             self.deltas.note(k, messages, gone, news)
         codec, p = self.listener.codec, self.listener.like.shape[-1]

@@ -6,9 +6,10 @@ from typing import Any
 
 from lasg.core.algorithms import Stages
 from lasg.core.belief import Belief
-from lasg.core.codecs import CodecLike, Dense, as_codec
+from lasg.core.codecs import Dense
 from lasg.core.estimators import Estimator
 from lasg.core.optimizers import Optimizer
+from lasg.core.own_codec import CodecLike, as_codec
 from lasg.core.rules import Rule
 from lasg.core.server import Laziness
 from lasg.core.training import Training

@@ -127,31 +127,39 @@ class DeltaLog:
 
 
 def follow(
-    optimizer: Optimizer, held: Held, steps: Steps, stages: Stages, workers: int, weights: FloatArray | None = None
+    optimizer: Optimizer,
+    held: Held,
+    steps: Steps,
+    stages: Stages,
+    workers: int,
+    seed: int,
+    weights: FloatArray | None = None,
 ) -> None:
     """Repeat the server's steps at a node, with its optimizer, and from what the server held then, which is updated.
 
-    `weights` are n_m / N of all workers, where what one of them adds to the sum is bounded.
+    The workers drew their noise from `seed`. `weights` are n_m / N of all workers, where what one of them adds to the
+    sum is bounded.
     """
     for k, came in steps.items():
         held |= came
         if stages.rule.where == "all" and not any(message for _, message in came.values()):
             continue  # the round was void
-        optimizer.step(k, _aggregate(held, optimizer.theta, stages, workers, weights))
+        optimizer.step(k, _aggregate(held, optimizer.theta, stages, workers, seed, weights))
         if stages.belief == "residual":
             held.clear()
 
 
-def _aggregate(held: Held, like: Array, stages: Stages, workers: int, weights: FloatArray | None) -> Array:
+def _aggregate(held: Held, like: Array, stages: Stages, workers: int, seed: int, weights: FloatArray | None) -> Array:
     """Return the aggregate of what is held."""
     said = {unit: message for unit, (_, message) in sorted(held.items()) if message}
+    rounds = np.array([held[unit][0] for unit in said])
     if not said:
         return zeros(like.shape, like)
     if tells_sums(stages, like):
         return Dense().decode([said[SUM]], like)[0]
-    bound: dict[str, Any] = {"robust": stages.robust, "weights": weights}
+    bound: dict[str, Any] = {"robust": stages.robust, "weights": weights, "seed": seed}
     listener = Listener(stages.belief, stages.codec, workers, like, whole=True, forgetful=True, **bound)
-    news = listener.take(list(said.values()), np.array(list(said)))
+    news = listener.take(list(said.values()), np.array(list(said)), k=rounds)
     assert news is not None
     return news.vector
 

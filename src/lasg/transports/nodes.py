@@ -227,7 +227,7 @@ class Node:
             return False
         elif self.at != k:  # else the request came twice
             weights = np.array(head["weights"]) if "weights" in head else None
-            follow(self.optimizer, self.held, decode_steps(head, arrays), self.stages, self.count, weights)
+            follow(self.optimizer, self.held, decode_steps(head, arrays), self.stages, self.count, self.seed, weights)
         assert self.optimizer is not None
         reached = checksum(self.optimizer.theta) == int(head["checksum"])
         self.at = k if reached else None
@@ -360,7 +360,7 @@ class Checker:
         require(isinstance(estimate, float) and 0 <= estimate < math.inf, "its estimate is no number >= 0")
         known = is_integer(base) and base in {NEVER, held if self.chained else NEVER}
         require(known, "it builds on an upload that the server does not hold")
-        message = self._contribution(arrays["contribution"], m, base)
+        message = self._contribution(arrays["contribution"], k, m, base)
         buffers = None
         if self.buffers is not None:  # those that did not come are as at the start
             buffers = self.buffers.unpack(head.get("buffers", []), arrays.get("buffers", NOTHING))
@@ -372,7 +372,7 @@ class Checker:
         require(is_one and report[0] >= 0, "its report is not two numbers, the first >= 0")
         return [float(number) for number in report]
 
-    def _contribution(self, array: Any, m: int, base: int) -> bytes:
+    def _contribution(self, array: Any, k: int, m: int, base: int) -> bytes:
         """Return the message of a contribution, if it is one."""
         like = self.listener.like
         length = self.listener.codec.length(like.shape[-1], int(like.itemsize))
@@ -381,7 +381,7 @@ class Checker:
         require(length in (None, len(array)), f"its contribution has {len(array)} bytes, not {length}")
         message: bytes = array.tobytes()
         try:
-            decoded = self.listener.read(message, m, in_full=base == NEVER)
+            decoded = self.listener.read(message, m, k=k, in_full=base == NEVER)
         except (LasgError, ValueError, IndexError, OverflowError) as error:
             raise LasgError(f"its contribution cannot be decoded: {error}") from None
         require(all_finite(decoded), "its contribution is not finite")

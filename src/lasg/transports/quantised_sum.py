@@ -57,7 +57,7 @@ class QuantisedSum:
         draws = self._uniforms(counter.QUANTISER, self.setup.p)
         return {rank: self._encode(row[piece], draws[piece]) for rank, piece in self.served.items()}
 
-    def finish(self, own: dict[int, Tensor], sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
+    def finish(self, k: int, own: dict[int, Tensor], sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of all ranks' vectors, in double precision."""
         links, messages = self.links, dict(self._room)
         sends = {}

@@ -117,7 +117,7 @@ class Ranks(Local):
                 route = carrier.choose(sizes)
                 if speaks:
                     self._send(outgoing, route)
-            carried: Any = carrier.finish(outgoing, sizes, route)
+            carried: Any = carrier.finish(request.k, outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":
             uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=torch.float64))
@@ -324,7 +324,7 @@ class Sums:
         assert own.news is not None
         return self._rounding.round(self.links.wire(own.news.vector))
 
-    def finish(self, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:
+    def finish(self, k: int, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of what all uploading ranks sent."""
         uploading = self._uploading(sizes)
         if route == "direct":
