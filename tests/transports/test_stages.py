@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from lasg import counter
 from lasg.core import coded
 from lasg.core.algorithms import Stages, algorithm
 from lasg.core.arrays import host
 from lasg.core.codecs import QSGD
 from lasg.core.further_rules import FDA
+from lasg.core.optimizers import ClosedFormSGD, Constant
 from lasg.core.rules import RULES
 from lasg.core.training import Training
 from lasg.core.work import OptimizerSteps
+from lasg.errors import LasgError
 from lasg.problems.regression import Regression
 from lasg.transports.federation import Federation
+from lasg.transports.model_deltas import Steps, follow
 from lasg.transports.nodes import Node
 from tests.transports.engines import (
     CUT,
@@ -351,10 +356,28 @@ def test_who_begins_late_does_so_in_a_federation_as_it_does_simulated(name: str)
 
 @pytest.mark.parametrize("name", ["always+qsgd4:5+ec+residual", "wk2+qsgd4:5+ec"])
 def test_long_messages_are_decoded_with_the_noise_of_their_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under residual nodes are told messages of past rounds, and repeat the server's steps from them."""
     monkeypatch.setattr(coded, "SHORT", 0)
     stages, problem = algorithm(name).stages(), regression("float64")
     expected = played(training(stages, problem, LAZINESS, problem), ROUNDS)
     run, federation = serve(stages, Wire({100 + m: member(m, stages, problem) for m in range(M)}), problem)
     federation.gather(10)
     assert_same_run(played(run, ROUNDS), expected)
+
+
+def test_a_node_repeats_steps_with_the_noise_of_each_messages_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coded, "SHORT", 0)
+    stages, p, seed = algorithm("always+qsgd3+ec+residual").stages(), 1000, 3
+    rows, like = np.random.default_rng(0).normal(size=(2, p)), np.zeros(p)
+    steps: Steps = {}
+    for k in (7, 8):
+        draws = counter.rounding_noise(seed, k, np.arange(2), p)
+        messages = stages.codec.encode(rows, lambda draws=draws: draws)  # type: ignore[misc]
+        steps[k] = {m: (k, message) for m, message in enumerate(messages)}
+        like = like - QSGD(bits=3).transmit(rows, lambda draws=draws: draws)[0].sum(0)  # type: ignore[misc]
+    optimizer = ClosedFormSGD(np.zeros(p), Constant(1.0))
+    follow(optimizer, {}, steps, stages, 2, seed)
+    np.testing.assert_array_equal(optimizer.theta, like)
+    other = ClosedFormSGD(np.zeros(p), Constant(1.0))
+    with contextlib.suppress(LasgError):
+        follow(other, {}, steps, stages, 2, seed + 1)
+    assert not np.array_equal(other.theta, like)
