@@ -26,6 +26,10 @@ class RemoteFailure(LasgError):  # noqa: N818
     """Another process of the same run failed, and says why."""
 
 
+class CannotWrite(LasgError):  # noqa: N818
+    """A disk is full, read-only or gone. What was written before is whole, and can be gone on with."""
+
+
 class LostRank(LasgError):  # noqa: N818
     """A rank of the process group does not answer."""
 

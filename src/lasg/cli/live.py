@@ -112,14 +112,14 @@ def describe(status: Status, meter: Meter) -> str:
 
 
 def complaints(status: Status) -> list[str]:
-    """Say whose gradients were not finite since the last report."""
+    """Say whose gradients were not finite since the last report, and which files were damaged."""
     shown = [
         f"{status.spec.algorithm} seed {status.spec.seed}: worker {worker}'s gradient was NaN or infinite in round "
         f"{k}: it counts as silent"
         for k, worker in status.broken[:MOST_COMPLAINTS]
     ]
     more = len(status.broken) - len(shown)
-    return [*shown, *([f"... and {more} more"] if more else [])]
+    return [*status.remarks, *shown, *([f"... and {more} more"] if more else [])]
 
 
 class Log:

@@ -231,6 +231,8 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
     """Do all rounds, with a line in the trace and a checkpoint after each."""
     run, federation = recorder.run, recorder.federation
     if settings.resume and recorder.resume():
+        for remark in recorder.remarks:
+            say(WARNING, remark)
         say(INFO, f"going on at round {run.server.k} of {recorder.folder}")
     elif settings.resume:
         say(WARNING, f"there is no checkpoint in {recorder.folder} to go on from: this run begins at round 0")

@@ -6,8 +6,12 @@ Beside it lies trace.csv, a line per round with the bytes that travelled.
 from __future__ import annotations
 
 import csv
+import functools
+import hashlib
+import io
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from lasg.errors import LasgError
 from lasg.packing import unpack
 from lasg.problems.buffers import named_tensors
 from lasg.runs import runner, store
-from lasg.runs.files import write_atomically
+from lasg.runs.files import wrap_write_errors, write_atomically
 from lasg.runs.runner import Job
 from lasg.runs.spec import Spec
 from lasg.runs.trace import Trace
@@ -59,6 +63,8 @@ class Recorder:
         self.rounds = RoundLog(folder / ROUNDS)
         self.meta: dict[str, Any] = {}
         """What the store says of the run, once that has something to show."""
+        self.remarks: list[str] = []
+        """What a user must know of the run's files: which were damaged, and what was done."""
 
     def resume(self) -> bool:
         """Take the last whole checkpoint; False if there is none."""
@@ -73,12 +79,18 @@ class Recorder:
                 damaged = damaged or error
                 continue
             assert state is not None
+            if damaged is not None:
+                why = str(damaged).partition(". Delete it")[0]
+                self.remarks.append(f"{why}: going on from {path.name}, the one before")
             self._check(path, state["federation"] if old else state["simulation"]["transport"])
             if old:
                 self.run.restore(copies(state))
                 self._take_lines()
             else:
                 runner.restore(self.job, state, path)
+                if path.name == store.PREVIOUS:
+                    store.settle(self.folder)
+                self.remarks += self.rounds.check(self.run.server.k, state.get("lines", ""))
             return True
         if damaged is not None:
             raise damaged
@@ -113,7 +125,7 @@ class Recorder:
         self.rounds.add(self.run.server.k, len(who), *counts, round(seconds, 3), loss, accuracy, " ".join(who))
         if ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
             self._begin()
-            store.write_checkpoint(self.folder, self.job.state(), keep_previous=True)
+            store.write_checkpoint(self.folder, {**self.job.state(), "lines": self.rounds.digest})
 
     def _begin(self) -> None:
         """Write what a run begins with, once it has something to show."""
@@ -121,7 +133,7 @@ class Recorder:
             return
         if (self.folder / store.META).exists():
             self.meta = {**store.read(self.folder).meta, "status": "running"}
-            write_atomically(self.folder / store.SPEC, self.job.spec.to_toml().encode())
+            store.write_spec(self.folder, self.job.spec, self.meta)
             store.write_meta(self.folder, self.meta)
         else:
             engine = {"engine": "flower", "keys": self.federation.keys, "run": self.federation.run}
@@ -130,13 +142,16 @@ class Recorder:
     def finish(self, model: nn.Module) -> None:
         """Store a run that came to its end."""
         self._begin()
-        write_atomically(self.folder / store.MODEL, save(named_tensors(model)))
+        content = save(named_tensors(model))
+        write_atomically(self.folder / store.MODEL, content)
+        digest = hashlib.sha256(content).hexdigest()
         if not self.job.trace.evaluations:  # nobody could measure anything
             self.job.trace.add_evaluation(self.run.ledger, math.nan, None)
         members = self.federation.members
         told = {"bytes_up": members.bytes_up, "bytes_down": members.bytes_down, "refused_answers": members.refusals}
-        state = {**self.job.record(), "ended": "done", "message": "", "given_up": self.run.given_up}
-        runner.finalize(self.folder, self.job.spec, {**self.meta, **told}, state)
+        state = {**self.job.record(), "ended": "done", "message": "", "given_up": self.run.given_up, "model": digest}
+        # A federation may go on with more rounds: its checkpoints stay.
+        runner.finalize(self.folder, self.job.spec, {**self.meta, **told}, state, keep_previous=True)
 
 
 class RoundLog:
@@ -148,20 +163,42 @@ class RoundLog:
     HEADER = "round,uploads,uploads_so_far,bits_up,bytes_up,bytes_down,gradients,seconds,loss,accuracy,who"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.digest = path, ""
+        """The sha256 of the lines, one after another: checkpoints have it."""
 
     def lines(self) -> list[dict[str, str]]:
         """Return the lines that are there; the last may be in the midst of being written, and is then left out."""
-        text = self.path.read_text() if self.path.exists() else ""
+        text = self.path.read_bytes().decode(errors="replace") if self.path.exists() else ""
         return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+
+    def _kept(self, k: int) -> list[str]:
+        """Return the lines of the first k rounds."""
+        found = self.path.read_bytes().decode(errors="replace").splitlines() if k and self.path.exists() else []
+        return found[1 : k + 1] if found[:1] == [self.HEADER] else []
+
+    def check(self, k: int, digest: str) -> list[str]:
+        """Return a remark if the lines of the first k rounds are not those that were written."""
+        if not digest or digest == functools.reduce(_digest, self._kept(k), ""):
+            return []
+        return [f"{self.path} is damaged: its first {k} lines are not those that were written, and stay as they are"]
 
     def begin(self, k: int) -> None:
         """Keep the lines of the first k rounds: the run goes on from there, and a line after them may be half."""
-        found = self.path.read_text().splitlines() if k and self.path.exists() else []
-        kept = found[1 : k + 1] if found[:1] == [self.HEADER] else []
+        kept = self._kept(k)
+        self.digest = functools.reduce(_digest, kept, "")
         write_atomically(self.path, "".join(f"{line}\n" for line in (self.HEADER, *kept)).encode())
 
     def add(self, *values: float | str | None) -> None:
-        """Write the line of a round."""
-        with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(values)
+        """Write the line of a round, and wait until it is on the disk: its checkpoint comes after it."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(values)
+        with wrap_write_errors(self.path), self.path.open("a", newline="") as file:
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        self.digest = _digest(self.digest, text.getvalue().rstrip("\n"))
+
+
+def _digest(before: str, line: str) -> str:
+    """Return the sha256 of lines, of the one before and the next line."""
+    return hashlib.sha256(f"{before} {line}".encode()).hexdigest()

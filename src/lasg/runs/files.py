@@ -1,4 +1,7 @@
-"""Files that are whole or absent: written beside their place, then moved into it."""
+"""Files that are whole or absent: written beside their place, synced, then moved into it, and the folder synced.
+
+So what comes later on the disk never lacks what came before: a power loss leaves the files as they once were.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lasg.errors import LasgError
+from safetensors import SafetensorError
+
+from lasg.errors import CannotWrite, LasgError
 
 try:
     import fcntl
@@ -26,7 +31,9 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LasgError(f"cannot write {path}: {error.strerror or error}") from None
+        raise CannotWrite(f"cannot write {path}: {error.strerror or error}") from None
+    except SafetensorError as error:  # it wraps what the system says
+        raise CannotWrite(f"cannot write {path}: {' '.join(str(error).split())}") from None
 
 
 @contextmanager
@@ -36,12 +43,13 @@ def lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
     The system lets go of it when the process ends.
     """
     with wrap_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = _lock(folder / LOCK, time.monotonic() + wait)
     try:
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may be gone, or no longer be written to; the system lets go of the lock
+            (folder / LOCK).unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -81,27 +89,77 @@ def is_locked(folder: Path) -> bool:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed writer left in a folder."""
-    for pattern in (f".*{PART}", ".tmp*"):  # the second is safetensors' own
-        for part in folder.glob(pattern):
-            part.unlink(missing_ok=True)
+    with suppress(OSError):
+        for pattern in (f".*{PART}", ".tmp*"):  # the second is safetensors' own
+            for part in folder.glob(pattern):
+                part.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, so that a power loss leaves them."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until what was made, moved and removed in a folder is on the disk."""
+    if os.name == "nt":  # there folders cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(*paths: Path) -> None:
+    """Remove files of one folder, the first one first: whoever sees a later one gone sees the first gone, too."""
+    for path in paths[:1]:
+        if path.exists():
+            path.unlink()
+            sync_folder(path.parent)
+    for path in paths[1:]:
+        path.unlink(missing_ok=True)
+
+
+def keep(path: Path, previous: Path) -> None:
+    """Let `previous` be what `path` is; that stays where it is, if the disk knows files with two names."""
+    second = path.with_name(f".{path.name}.kept{PART}")
+    second.unlink(missing_ok=True)
+    try:
+        os.link(path, second)
+    except OSError:
+        path.replace(previous)
+        return
+    second.replace(previous)
+    second.unlink(missing_ok=True)  # it is there yet if `previous` was the same file
 
 
 @contextmanager
-def replace_atomically(path: Path) -> Iterator[Path]:
-    """Give a path to write to, and move it to `path` when it is whole: a kill leaves the old file or the new one."""
+def replace_atomically(path: Path, previous: Path | None = None) -> Iterator[Path]:
+    """Give a path to write to, and move it to `path` when it is whole: a kill leaves the old file or the new one.
+
+    With `previous` the old file is kept there.
+    """
     with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         os.close(handle)
         part = Path(name)
         try:
             yield part
+            part.chmod(0o644)
             with part.open("rb") as written:  # whoever wrote it may have put another file in its place
                 os.fsync(written.fileno())
-            part.chmod(0o644)
+            if previous is not None and path.exists():
+                keep(path, previous)
             part.replace(path)
+            sync_folder(path.parent)
         except BaseException:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # of a disk that is gone, the first error says more
+                part.unlink(missing_ok=True)
             raise
 
 

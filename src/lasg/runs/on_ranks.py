@@ -1,7 +1,8 @@
 """Runs of specs on the ranks of a process group: all compute, rank 0 alone reports and stores.
 
 A checkpoint has a part a rank, each written by its rank, and a manifest that rank 0 writes last. Only what the manifest
-names counts, with the checksums that it has: a kill at any moment leaves the checkpoint before.
+names counts, with the checksums that it has: a kill at any moment leaves the checkpoint before. That is kept, with a
+manifest of its own, for the case that a part or the manifest is damaged.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from lasg.core.arrays import IntArray
 from lasg.core.training import STOP
 from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
-from lasg.runs import factories, runner, store
-from lasg.runs.files import lock, sweep, write_atomically
+from lasg.runs import factories, runner, seals, store
+from lasg.runs.files import keep, lock, sweep, wrap_write_errors, write_atomically
 from lasg.runs.runner import Job
 from lasg.runs.spec import Spec
-from lasg.runs.status import Report, Status
+from lasg.runs.status import Report
 from lasg.runs.stopping import on_stop
 from lasg.runs.store import Run
 from lasg.runs.trace import Trace
@@ -32,7 +33,9 @@ from lasg.runs.trace import Trace
 if TYPE_CHECKING:
     from lasg.transports.links import Links
 
-MANIFEST = "checkpoint.json"
+MANIFEST, PREVIOUS = "checkpoint.json", "checkpoint-previous.json"
+OLD = frozenset({"round", "ranks", "sha256"})
+"""What manifests hold; those that are older than seals no more than that."""
 
 
 class Parts:
@@ -42,8 +45,9 @@ class Parts:
         self.folder, self.links = folder, links
         self._before: Path | None = None
 
-    def _path(self, rounds: int, digest: str) -> Path:
-        name = f"checkpoint-{rounds}-{digest[:8]}-rank-{self.links.rank}-of-{self.links.ranks}.safetensors"
+    def _path(self, rounds: int, digest: str, rank: int | None = None) -> Path:
+        rank = self.links.rank if rank is None else rank
+        name = f"checkpoint-{rounds}-{digest[:8]}-rank-{rank}-of-{self.links.ranks}.safetensors"
         return self.folder / name
 
     def mine(self) -> list[Path]:
@@ -59,47 +63,75 @@ class Parts:
         sums = self.links.gather(digest.encode(), "checksums")
         if self.links.rank == 0:
             manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
-            write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            with wrap_write_errors(self.folder / MANIFEST):
+                if (self.folder / MANIFEST).exists():
+                    keep(self.folder / MANIFEST, self.folder / PREVIOUS)
+            write_atomically(self.folder / MANIFEST, seals.seal_json(seals.run_of(self.folder), MANIFEST, manifest))
         # Rank 0 may not have written the manifest yet: what it named before must last until it has.
-        for old in {*self.mine()} - {path, self._before}:
-            old.unlink(missing_ok=True)
+        with wrap_write_errors(self.folder):
+            for old in {*self.mine()} - {path, self._before}:
+                old.unlink(missing_ok=True)
         self._before = path
 
-    def _manifest(self) -> dict[str, Any] | None:
-        """Return the manifest, which rank 0 has."""
-        path = self.folder / MANIFEST
-        if self.links.rank or not path.is_file():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            whole = isinstance(found["round"], int) and len(found["sha256"]) == found["ranks"]
-        except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
-            raise LasgError(f"cannot read {path}: delete it to start anew")
-        return dict(found)
+    def _manifests(self) -> list[dict[str, Any]]:
+        """Return the manifests, which rank 0 has, the newest first; of one that cannot be read what is wrong with it."""
+        found: list[dict[str, Any]] = []
+        run = "" if self.links.rank else seals.run_of(self.folder)
+        for path in () if self.links.rank else (self.folder / MANIFEST, self.folder / PREVIOUS):
+            try:
+                manifest = seals.open_json(path.read_bytes(), MANIFEST, run, None if run else OLD)
+                if len(manifest["sha256"]) != manifest["ranks"] or not isinstance(manifest["round"], int):
+                    raise seals.Damaged
+                found.append(manifest)
+            except FileNotFoundError:
+                continue
+            except seals.UNREADABLE as error:
+                found.append({"problem": f"cannot read {path}: {seals.why(error)}"})
+        return found
 
-    def read(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return this rank's own state and the shared one of the last checkpoint; None if there is none."""
-        manifest = json.loads(first(self.links, lambda: json.dumps(self._manifest()).encode()))
-        if manifest is None:
-            return None
+    def read(self) -> tuple[dict[str, Any], dict[str, Any], str] | None:
+        """Return this rank's own state and the shared one of the last checkpoint that is whole; None if there is none.
+
+        With them comes a line that says why it is not the newest, or nothing.
+        """
+        problem = ""
+        for manifest in json.loads(first(self.links, lambda: json.dumps(self._manifests()).encode())):
+            wrong, data = manifest.get("problem", ""), b""
+            if not wrong:
+                wrong, data = self._part(manifest)
+            if wrong:
+                problem = problem or wrong
+                continue
+            own, shared = self._open(data)
+            if problem and self.links.rank == 0:  # the next checkpoint keeps this one, not the damaged one
+                with wrap_write_errors(self.folder / MANIFEST):
+                    (self.folder / PREVIOUS).replace(self.folder / MANIFEST)
+            line = f"{problem}: going on from the checkpoint before it, of round {manifest['round']}"
+            return own, shared, line if problem else ""
+        if problem:
+            raise LasgError(f"{problem}: run it anew with --fresh")
+        return None
+
+    def _part(self, manifest: dict[str, Any]) -> tuple[str, bytes]:
+        """Return what is wrong with the parts that a manifest names, on whichever rank, and this rank's part."""
         if manifest["ranks"] != self.links.ranks:
-            raise LasgError(
-                f"{self.folder} was begun on {manifest['ranks']} ranks, and here are {self.links.ranks}: "
-                "start as many, or run it anew with --fresh"
-            )
+            raise _other_ranks(self.folder, manifest["ranks"], self.links.ranks)
         digest = manifest["sha256"][self.links.rank]
         path = self._path(manifest["round"], digest)
-        data = path.read_bytes() if path.is_file() else b""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            data = b""
         damaged = self.ranks_that(hashlib.sha256(data).hexdigest() != digest, "checksums")
         if damaged:
-            raise LasgError(
-                f"the part of rank {damaged[0]} of the checkpoint of round {manifest['round']} in {self.folder} is "
-                "missing there or damaged: run it anew with --fresh"
-            )
+            names = self._path(manifest["round"], manifest["sha256"][damaged[0]], damaged[0]).name
+            return f"{names} in {self.folder}, the part of rank {damaged[0]}, is missing there or damaged", b""
         self._before = path
-        state = unpack(data, str(path))
+        return "", data
+
+    def _open(self, data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a part of this rank has, and what rank 0's has for all."""
+        state = unpack(data, str(self._before))
         shared = state.get("shared")
         text = self.links.broadcast(b"" if shared is None else pack(shared), "the server's state")
         return state["own"], unpack(text, "rank 0's state") if shared is None else shared
@@ -109,12 +141,18 @@ class Parts:
         return [rank for rank, said in enumerate(self.links.gather(b"yes" if say else b"no", what)) if said == b"yes"]
 
     def remove(self) -> None:
-        """Remove the checkpoint of a run that ended."""
-        if self.links.rank == 0:
-            (self.folder / MANIFEST).unlink(missing_ok=True)
-        for path in self.mine():
-            path.unlink(missing_ok=True)
+        """Remove the checkpoints of a run that ended, or begins."""
+        manifests = [self.folder / MANIFEST, self.folder / PREVIOUS] if self.links.rank == 0 else []
+        with wrap_write_errors(self.folder):
+            for path in (*manifests, *self.mine()):
+                path.unlink(missing_ok=True)
         sweep(self.folder)
+
+
+def _other_ranks(folder: Path, there: int, here: int) -> LasgError:
+    return LasgError(
+        f"{folder} was begun on {there} ranks, and here are {here}: start as many, or run it anew with --fresh"
+    )
 
 
 def first(links: Links, make: Callable[[], bytes]) -> bytes:
@@ -192,25 +230,42 @@ def obtain(
             parts.remove()
         state = parts.read() if found == b"running" else None
         if state is not None:
-            own, shared = state
+            own, shared, remark = state
             whole = {**shared["record"], "simulation": {**own, **shared["rounds"]}}
             runner.restore(job, whole, folder / MANIFEST)
+            runner.note(job, remark if links.rank == 0 else "", report)
         return _finish(job, parts, ranks.links.sent, meta, report)
 
 
 def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report: Report | None) -> bytes:
     """Tell what of a run is there: none, running (to go on with), or stored."""
-    stored = runner.usable(spec, folder, data_dir)
+    try:
+        stored = runner.usable(spec, folder, data_dir)
+    except LasgError:
+        if not fresh:
+            raise
+        stored = None
     if stored is not None and fresh and stored.meta.get("job") != _job():  # what this job has begun goes on
         stored = None
     if stored is not None and stored.status == "running":
-        state = store.read_checkpoint(folder)
-        if state is None or "ended" not in state:
+        last = store.last_checkpoint(folder)
+        if last is None or "ended" not in last.state:
             return b"running"
-        stored = runner.finalize(folder, spec, stored.meta, state)
-    if stored is not None and report is not None:
-        report(Status.from_run(stored))
-    return b"none" if stored is None else b"stored"
+        stored = runner.finalize(folder, spec, stored.meta, last.state)
+    if stored is None:
+        if not fresh:
+            _check_other_ranks(spec, folder)
+        return b"none"
+    runner.whole(stored, report)
+    return b"stored"
+
+
+def _check_other_ranks(spec: Spec, folder: Path) -> None:
+    """Refuse to start anew where the run was begun on another number of ranks, and has a checkpoint."""
+    for other in sorted(folder.parent.glob(f"{spec.label}-*-ranks")):
+        if other != folder and any((other / name).is_file() for name in (MANIFEST, PREVIOUS)):
+            there, here = (path.name.removeprefix(f"{spec.label}-").removesuffix("-ranks") for path in (other, folder))
+            raise _other_ranks(other, int(there), int(here))
 
 
 def _check_no_parts(parts: Parts) -> None:

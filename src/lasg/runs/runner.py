@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,9 @@ from lasg.core.own_codec import CodecLike
 from lasg.core.rules import Rule
 from lasg.core.training import CHECKPOINT, STOP, Round, Training
 from lasg.data.raw_files import path_or_none
-from lasg.errors import Diverged, Faulty, LasgError
+from lasg.errors import CannotWrite, Diverged, Faulty, LasgError
 from lasg.runs import factories, store
-from lasg.runs.files import lock, sweep
+from lasg.runs.files import lock, sweep, wrap_write_errors
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.store import Run
@@ -61,6 +62,8 @@ class Job:
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
     message: str = ""
+    remarks: list[str] = field(default_factory=list)
+    """What a user must know of the run's files, and was not told yet."""
     _report_due: float = field(default=0.0, repr=False)
     _reported: int = field(default=0, repr=False)
     _broken: int = field(default=0, repr=False)
@@ -160,6 +163,7 @@ class Job:
         self._reported += len(rows)
         broken = tuple(self.trace.broken[self._broken :])
         self._broken += len(broken)
+        remarks, self.remarks = tuple(self.remarks), []
         return Status(
             self.spec,
             share,
@@ -171,6 +175,7 @@ class Job:
             evaluation_seconds=self.evaluation_seconds,
             evaluating=evaluating,
             broken=broken,
+            remarks=remarks,
         )
 
     def evaluate(self, report: Report | None = None) -> None:
@@ -245,9 +250,9 @@ def run(
             meta = store.begin(folder, spec, factories.identity(spec, data_dir, own.get("problem")))
             try:
                 return _finish(job, folder, meta, report)
-            except LasgError:
-                # What has a checkpoint can be resumed, after a full disk for example: that is not thrown away.
-                if not (folder / store.CHECKPOINT).is_file():
+            except LasgError as error:
+                # What has a checkpoint can be resumed, and so can what only lacks room.
+                if not store.has_checkpoint(folder) and not isinstance(error, CannotWrite):
                     store.discard(folder)
                 raise
 
@@ -263,21 +268,20 @@ def resume(
     if stored.status == "running" and stored.meta["engine"] == "flower":
         raise LasgError(f"{folder} is a federation's run: {stored.how_to_resume} goes on with it")
     if stored.status != "running":
-        whole = _with_trace(stored)
-        if report is not None:
-            report(Status.from_run(whole))
-        return whole
+        return whole(stored, report)
     with deterministic_threads(stored.spec):
         job = Job.from_spec(stored.spec, data_dir, **own)
-        found = factories.identity(stored.spec, data_dir, own.get("problem"))
-        if found != stored.meta["data_sha256"]:
+        if factories.identity(stored.spec, data_dir, own.get("problem")) != stored.meta["data_sha256"]:
             raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
         with lock(folder):
-            state = store.read_checkpoint(folder)
-            if state is not None and "ended" in state:
-                return finalize(folder, stored.spec, stored.meta, state)
-            if state is not None:
-                restore(job, state, folder / store.CHECKPOINT)
+            found = store.last_checkpoint(folder)
+            if found is not None and "ended" in found.state:
+                return finalize(folder, stored.spec, stored.meta, found.state)
+            if found is not None:
+                restore(job, found.state, found.path)
+                if found.remark:
+                    store.settle(folder)
+                note(job, found.remark, report)
             return _finish(job, folder, stored.meta, report)
 
 
@@ -285,20 +289,33 @@ def restore(job: Job, state: dict[str, Any], path: Path) -> None:
     """Let a job go on from a checkpoint; refuse one that is not its."""
     try:
         job.restore(state)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start anew") from None
 
 
-def _with_trace(stored: Run) -> Run:
-    """Return an ended run, its trace written anew from the checkpoint if it cannot be read."""
+def note(job: Job, remark: str, report: Report | None) -> None:
+    """Tell the user a line, if there is one: with the next report, or as a warning if nobody takes reports."""
+    if remark and report is not None:
+        job.remarks.append(remark)
+    elif remark:
+        warnings.warn(remark, stacklevel=4)
+
+
+def whole(stored: Run, report: Report | None) -> Run:
+    """Return an ended run whose files are whole: a trace that cannot be read is written anew from the checkpoint."""
+    store.check_model(stored)
+    remarks = []
     try:
         stored.trace["loss"]
     except LasgError:
         state = store.read_checkpoint(stored.folder)
-        if state is None:
+        if state is None or "ended" not in state:
             raise
         store.write_trace(stored.folder, state["trace"])
-        return store.read(stored.folder)
+        stored = store.read(stored.folder)
+        remarks.append(f"{stored.folder / store.TRACE} was missing or damaged: written anew from {store.CHECKPOINT}")
+    if report is not None:
+        report(Status.from_run(stored, *remarks))
     return stored
 
 
@@ -312,23 +329,30 @@ def conclude(
     job: Job, ended: str, model: Mapping[str, Any], folder: Path, meta: dict[str, Any], report: Report | None
 ) -> Run:
     """Store a job that came to its end."""
-    store.write_model(folder, model)
+    digest = store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
     state = {**job.record(), "ended": ended, "message": job.message, "given_up": job.training.given_up}
-    store.write_checkpoint(folder, state)
-    stored = finalize(folder, job.spec, meta, state)
+    store.write_checkpoint(folder, {**state, "model": digest})
+    stored = finalize(folder, job.spec, meta, {**state, "model": digest})
     if report is not None:
         report(job.status(1.0))
     return stored
 
 
-def finalize(folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any]) -> Run:
+def finalize(
+    folder: Path, spec: Spec, meta: dict[str, Any], state: dict[str, Any], *, keep_previous: bool = False
+) -> Run:
     """Store a run that ended. The status is written last: a kill before it is a run to resume."""
     store.write_trace(folder, state["trace"])
+    if not keep_previous:
+        with wrap_write_errors(folder):
+            (folder / store.PREVIOUS).unlink(missing_ok=True)
     meta = {**meta, "status": state["ended"], "versions": store.versions()}
     meta |= {name: round(state[name], 3) for name in ("seconds", "evaluation_seconds")}
     if state["message"]:
         meta["message"] = state["message"]
+    if "model" in state and "id" in meta:
+        meta["model"] = state["model"]
     if state.get("given_up"):
         meta["laziness_given_up"] = state["given_up"]
     if "broken" in state["trace"]:
@@ -359,7 +383,8 @@ def obtain(
     if stored.status == "running":
         return resume(folder, data_dir=data_dir, report=report)
     if report is not None:
-        report(Status.from_run(stored))
+        return whole(stored, report)
+    store.check_model(stored)  # the trace is checked when it is read
     return stored
 
 

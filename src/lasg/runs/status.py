@@ -34,14 +34,25 @@ class Status:
     """Whether that is being done now."""
     broken: tuple[tuple[int, int], ...] = ()
     """(round, worker) of gradients that were NaN or infinite, since the last report."""
+    remarks: tuple[str, ...] = ()
+    """What a user must know of the run's files, since the last report: which were damaged, and what was done."""
 
     @classmethod
-    def from_run(cls, run: Run) -> Status:
+    def from_run(cls, run: Run, *remarks: str) -> Status:
         """Return the report of a run that is read from disk."""
         trace = run.trace
         rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
         ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
-        return cls(run.spec, 1.0, ledger, float(trace["loss"][-1]), float(run.meta["seconds"]), rows, stored=True)
+        return cls(
+            run.spec,
+            1.0,
+            ledger,
+            float(trace["loss"][-1]),
+            float(run.meta["seconds"]),
+            rows,
+            stored=True,
+            remarks=remarks,
+        )
 
     @property
     def saved(self) -> float:

@@ -1,6 +1,7 @@
 """Runs on disk: a folder with a format version. docs/store.md says what each file holds.
 
 Nothing is pickled. Nested state becomes one safetensors file: the arrays, and a JSON tree that says where they go.
+Every file has a seal, which is checked whenever it is read (`seals.py`).
 """
 
 from __future__ import annotations
@@ -8,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import platform
 import sys
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,30 +19,59 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import lasg
 from lasg.core.arrays import host
 from lasg.errors import LasgError, missing_extra
-from lasg.packing import flatten, unflatten
+from lasg.runs import seals
 from lasg.runs import spec as specs
-from lasg.runs.files import LOCK, replace_atomically, sweep, wrap_write_errors, write_atomically
+from lasg.runs.checkpoints import (
+    CHECKPOINT,
+    PREVIOUS,
+    has_checkpoint,
+    last_checkpoint,
+    read_checkpoint,
+    read_progress,
+    settle,
+    write_checkpoint,
+)
+from lasg.runs.files import LOCK, remove, replace_atomically, sweep, wrap_write_errors, write_atomically
+from lasg.runs.seals import META
 from lasg.runs.spec import Spec
 from lasg.runs.trace import EVALUATED, Arrays, check
 
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = [
+    "CHECKPOINT",
+    "META",
+    "MODEL",
+    "PREVIOUS",
+    "SPEC",
+    "TRACE",
+    "Run",
+    "begin",
+    "check_model",
+    "discard",
+    "has_checkpoint",
+    "is_run",
+    "last_checkpoint",
+    "read",
+    "read_checkpoint",
+    "read_progress",
+    "read_runs",
+    "settle",
+    "versions",
+    "write_checkpoint",
+    "write_meta",
+    "write_model",
+    "write_spec",
+    "write_trace",
+]
 FORMAT = 1
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-"""What numpy raises on a file that is not what it seems."""
-SPEC, META, TRACE, CHECKPOINT = "spec.toml", "meta.json", "trace.npz", "checkpoint.safetensors"
-PREVIOUS = "checkpoint-previous.safetensors"
-"""The checkpoint before the last, where a run keeps it."""
+SPEC, TRACE = "spec.toml", "trace.npz"
 MODEL = "model.safetensors"
 """The trained model by the names of its parameters: what a module of the same kind loads."""
 WRITTEN = (META, TRACE, CHECKPOINT, PREVIOUS, MODEL)
@@ -67,7 +95,7 @@ class Run:
         """Say how far an ended run came; nothing where that cannot be read: a repr raises no errors."""
         try:
             last = {name: values[-1] for name, values in self._arrays("iterations", "loss", "uploads").items()}
-        except UNREADABLE:
+        except seals.UNREADABLE:
             return ""
         return f", {last['iterations']} iterations, loss {last['loss']:.4g}, {last['uploads']} uploads"
 
@@ -75,20 +103,28 @@ class Run:
         """Read the trace's arrays of these names, or all."""
         # Opened here, since NumPy leaves a file open that it cannot read.
         with (self.folder / TRACE).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in names or stored.files}
+            arrays = {name: stored[name] for name in stored.files}
+            found = bytes(stored.zip.comment).decode("ascii")
+        if (found or self.sealed) and found != seals.of_arrays(self.id, TRACE, arrays):
+            raise seals.Damaged
+        return {name: arrays[name] for name in names} if names else arrays
 
     @functools.cached_property
     def trace(self) -> Arrays:
         """The trace's arrays by name."""
         path = self.folder / TRACE
         try:
+            if self.sealed and self.status == "running":  # what lies there is not of this run yet
+                raise FileNotFoundError
             arrays = self._arrays()
             check(arrays, self.spec, whole=self.status == "done", measured=self.meta["engine"] != "flower")
         except FileNotFoundError:
             todo = "goes on with it" if self.status == "running" else "writes it anew"
             raise LasgError(f"{self.folder} has no {TRACE} yet: {self.how_to_resume} {todo}") from None
-        except UNREADABLE as error:
-            raise LasgError(f"cannot read {path}: {error}. `lasg resume {self.folder}` writes it anew") from None
+        except seals.UNREADABLE as error:
+            raise LasgError(
+                f"cannot read {path}: {seals.why(error)}. `lasg resume {self.folder}` writes it anew"
+            ) from None
         return arrays
 
     @functools.cached_property
@@ -105,6 +141,26 @@ class Run:
     def status(self) -> str:
         """running, done or diverged."""
         return str(self.meta["status"])
+
+    @property
+    def id(self) -> str:
+        """What no other run is called; of runs older than seals nothing."""
+        return str(self.meta.get("id", ""))
+
+    @property
+    def sealed(self) -> bool:
+        """Whether all files of the run have seals; those of older runs have none, and are read as they are."""
+        return bool(self.id)
+
+    @property
+    def model(self) -> Arrays:
+        """The trained model's arrays by name, of a run that ended."""
+        check_model(self)
+        path = self.folder / MODEL
+        try:
+            return dict(load_file(path))
+        except seals.UNREADABLE as error:
+            raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
 
     @property
     def how_to_resume(self) -> str:
@@ -142,6 +198,8 @@ def read_runs(*folders: Path | str, task: str | None = None, partition: str | No
         if not inside:
             raise LasgError(f"no stored runs in {path}: a run is a folder with a {META} in it (lasg compare)")
         found |= {folder.resolve(): read(folder) for folder in inside}
+    for run in found.values():
+        check_model(run)
     chosen = [
         run for run in found.values() if task in {None, run.spec.task} and partition in {None, run.spec.partition}
     ]
@@ -163,10 +221,10 @@ def read(folder: Path | str) -> Run:
     if not path.is_file():
         raise LasgError(f"{folder} is not a stored run: it has no {META}")
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LasgError(f"cannot read {path}: {error}") from None
-    version = meta.get("format") if isinstance(meta, dict) else None
+        meta = seals.read_meta(folder)
+    except seals.UNREADABLE as error:
+        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
+    version = meta.get("format")
     if version != FORMAT:
         raise LasgError(
             f"{folder} has run format {version!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
@@ -175,13 +233,39 @@ def read(folder: Path | str) -> Run:
     wrong = [name for name, kind in kinds.items() if not isinstance(meta.get(name), kind)]
     if wrong or meta["status"] not in {"running", "done", "diverged"}:
         raise LasgError(f"cannot read {path}: {(wrong or ['status'])[0]} is missing or not what it should be")
-    return Run(folder, specs.read(folder / SPEC), meta)
+    return Run(folder, _read_spec(folder, str(meta.get("id", ""))), meta)
+
+
+def _read_spec(folder: Path, run: str) -> Spec:
+    """Read a run's spec."""
+    path = folder / SPEC
+    try:
+        content = seals.open_text(path.read_bytes(), SPEC, run, required=bool(run))
+        return specs.from_toml(content.decode().replace("\r\n", "\n"))
+    except LasgError as error:
+        raise LasgError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
+
+
+def check_model(run: Run) -> None:
+    """Refuse an ended run whose model is not the one that it ended with."""
+    path, expected = run.folder / MODEL, run.meta.get("model")
+    if expected is None or run.status == "running":
+        return
+    try:
+        whole = seals.of_file(path) == expected
+    except OSError:
+        whole = False
+    if not whole:
+        raise LasgError(f"{path} is missing, damaged, or of another run: --fresh runs it anew")
 
 
 def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Create a run's folder with its spec and meta data; return the meta data. Without an engine it is simulated."""
     meta = {
         "format": FORMAT,
+        "id": seals.new_run(),
         "status": "running",
         **(engine or {"engine": "simulation"}),
         "seed": spec.seed,
@@ -190,33 +274,46 @@ def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] 
         "versions": versions(),
     }
     with wrap_write_errors(folder):
-        for leftover in WRITTEN:
-            (folder / leftover).unlink(missing_ok=True)
-    write_atomically(folder / SPEC, spec.to_toml().encode())
+        remove(*(folder / leftover for leftover in WRITTEN))  # the meta data first: without them it is no run
+    write_spec(folder, spec, meta)
     write_meta(folder, meta)
     return meta
 
 
 def discard(folder: Path) -> None:
     """Remove a run that was begun and cannot be finished."""
-    for name in (SPEC, *WRITTEN):
-        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # whoever says why it cannot be finished says enough
+        remove(*(folder / name for name in (*WRITTEN, SPEC)))
     sweep(folder)
     with contextlib.suppress(OSError):  # something else lies there, or the lock that is about to go
         (folder / LOCK).unlink(missing_ok=True)
         folder.rmdir()
 
 
+def write_spec(folder: Path, spec: Spec, meta: Mapping[str, Any]) -> None:
+    """Write the spec of the run that has, or is about to have, these meta data."""
+    write_atomically(folder / SPEC, seals.seal_text(str(meta.get("id", "")), SPEC, spec.to_toml().encode()))
+
+
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write a run's meta data."""
-    write_atomically(folder / META, (json.dumps(meta, indent=2) + "\n").encode())
+    write_atomically(folder / META, seals.seal_json(str(meta.get("id", "")), META, meta))
 
 
 def write_trace(folder: Path, arrays: Arrays) -> None:
-    """Write a run's trace."""
+    """Write the trace of the run in this folder."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.comment = seals.of_arrays(seals.run_of(folder), TRACE, arrays).encode()
     write_atomically(folder / TRACE, buffer.getvalue())
+
+
+def write_model(folder: Path, model: Mapping[str, Any]) -> str:
+    """Write a trained model by name; return the file's sha256, which the meta data will have."""
+    with replace_atomically(folder / MODEL) as part:
+        save_file({name: np.asarray(host(value), order="C") for name, value in model.items()}, part, {})
+        return seals.of_file(part)
 
 
 @functools.cache
@@ -234,52 +331,3 @@ def versions() -> dict[str, str]:
     ours = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__, "blas": _blas()}
     torch = sys.modules.get("torch")
     return ours if torch is None else {**ours, "torch": str(torch.__version__)}
-
-
-# -- checkpoints -----------------------------------------------------------------------------------------
-
-
-def write_checkpoint(folder: Path, state: dict[str, Any], *, keep_previous: bool = False) -> None:
-    """Write nested state atomically."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    tree = flatten(state, "", arrays)
-    path = folder / CHECKPOINT
-    with replace_atomically(path) as part:
-        save_file(arrays, part, {"tree": json.dumps(tree)})
-        if keep_previous and path.exists():
-            path.replace(folder / PREVIOUS)
-
-
-def write_model(folder: Path, model: Mapping[str, Any]) -> None:
-    """Write a trained model by name."""
-    with replace_atomically(folder / MODEL) as part:
-        save_file({name: np.asarray(host(value), order="C") for name, value in model.items()}, part, {})
-
-
-def read_progress(folder: Path) -> Arrays:
-    """Read, from the checkpoint of a run under way, the evaluations so far, and nothing else: a model may be large."""
-    try:
-        with safe_open(folder / CHECKPOINT, framework="np") as file:
-            # A number stands before the path of every array.
-            there = {name.partition("/")[2]: name for name in file.keys()}  # noqa: SIM118
-            return {name: file.get_tensor(there[f"trace/{name}"]) for name in EVALUATED if f"trace/{name}" in there}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise LasgError(f"cannot read {folder / CHECKPOINT}: {error}") from None
-
-
-def read_checkpoint(folder: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
-    """Read nested state; None if the run was stopped before its first checkpoint."""
-    path = folder / name
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="np") as file:
-            tree = json.loads((file.metadata() or {})["tree"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise LasgError(f"cannot read {path}: {error}. Delete it, and `lasg resume {folder}` starts anew") from None
-    state = unflatten(tree, arrays)
-    assert isinstance(state, dict)
-    return state
