@@ -97,7 +97,19 @@ def store(folder: Path, parts: Parts, source_sha256: str, *, title: str, progres
 
 
 def read(folder: Path, source_sha256: str) -> Prepared | None:
-    """Open a prepared folder (None: not there); Damaged where a file is missing, cut short or garbled."""
+    """Open a prepared folder (None: not there); Damaged where a file is not what was written.
+
+    Every byte is checked, once per process: files that did not change since are not read again.
+    """
+    prepared = look(folder, source_sha256)
+    if prepared is not None and (stamp := _stamp(folder)) not in _sound:
+        _check(folder, prepared)
+        _sound.add(stamp)
+    return prepared
+
+
+def look(folder: Path, source_sha256: str) -> Prepared | None:
+    """Open a prepared folder without reading its numbers: Damaged where a file is missing, cut short or garbled."""
     if not _exists(folder):
         return None
     info = _read_info(folder, source_sha256)
@@ -110,15 +122,33 @@ def read(folder: Path, source_sha256: str) -> Prepared | None:
 
 def verify(folder: Path, source_sha256: str) -> bool:
     """Check every byte of a prepared folder: False where it is not there, Damaged where it is not sound."""
-    prepared = read(folder, source_sha256)
-    if prepared is None:
-        return False
+    prepared = look(folder, source_sha256)
+    if prepared is not None:
+        _check(folder, prepared)
+    return prepared is not None
+
+
+_sound: set[tuple[tuple[str, int, int, int], ...]] = set()
+"""The stamps of folders that this process has checked."""
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what changes when a file of a folder is written."""
+    found = [(path, path.stat()) for path in sorted(folder.iterdir())]
+    return tuple((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+
+
+def _check(folder: Path, prepared: Prepared) -> None:
+    """Compare every array with its checksum, and the number of classes with the labels."""
     for name, array in prepared.arrays.items():
         found = hash_blocks(array[start : start + 65536] for start in range(0, len(array), 65536))
         if found != prepared.digests[name]:
             expected = prepared.digests[name][:12]
             raise Damaged(f"{folder / name}.npy is damaged: expected sha256 {expected}, found {found[:12]}")
-    return True
+    if prepared.classes != prepared.arrays["labels"].max(initial=-1) + 1:
+        raise Damaged(
+            f"{folder / 'info.json'} is damaged: it says {prepared.classes} classes, the labels another number"
+        )
 
 
 def hash_blocks(blocks: Iterable[NDArray[Any]]) -> str:

@@ -108,7 +108,7 @@ def _is_installed(package: str) -> bool:
 
 def _is_prepared(name: str) -> bool:
     try:
-        return cache.read(*prepared_place(name)) is not None
+        return cache.look(*prepared_place(name)) is not None
     except Damaged:
         return False
 

@@ -74,7 +74,7 @@ class Parts:
         self._before = path
 
     def _manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests, which rank 0 has, the newest first; of one that cannot be read what is wrong with it."""
+        """Return the manifests that rank 0 has, the newest first; of one that cannot be read, what is wrong with it."""
         found: list[dict[str, Any]] = []
         run = "" if self.links.rank else seals.run_of(self.folder)
         for path in () if self.links.rank else (self.folder / MANIFEST, self.folder / PREVIOUS):

@@ -44,7 +44,7 @@ LINE = b"# seal: "
 class Damaged(ValueError):  # noqa: N818  # readers say which file it is
     """A file that is not what was written, or not this run's."""
 
-    def __init__(self, why: str = "it is damaged, or of another run") -> None:
+    def __init__(self, why: str = f"it is damaged, or {META} beside it is of another run") -> None:
         super().__init__(why)
 
 
