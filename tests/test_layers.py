@@ -37,7 +37,7 @@ FOREIGN: dict[str, set[str]] = {
     "analysis": {"numpy"},
     "runs": {"numpy", "torch", "safetensors", "tomli_w", "threadpoolctl", "pandas"},
     "flower": {"numpy", "torch", "safetensors", "flwr", "cryptography"},
-    "report": {"numpy", "matplotlib", "jinja2", "torch", "tomli_w"},
+    "report": {"numpy", "matplotlib", "jinja2", "torch", "tensorboard", "tomli_w"},
     "cli": {"typer", "click", "rich"},
 }
 RUNS_THINGS = ("lasg.runs.runner", "lasg.runs.pool", "lasg.runs.factories")

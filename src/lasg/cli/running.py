@@ -15,7 +15,7 @@ from lasg.cli.show import err
 from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
 from lasg.data.suspicions import suspicions
-from lasg.errors import Stopped
+from lasg.errors import CannotWrite, LasgError, Stopped
 from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
 from lasg.runs import pool, runner
 from lasg.runs.spec import Spec
@@ -64,9 +64,13 @@ def execute(
 
 @contextmanager
 def resumable(how_to_go_on: Callable[[], str]) -> Iterator[None]:
-    """Say at a Ctrl-C which runs can be continued, and how."""
+    """Say at a Ctrl-C, and where nothing can be written any more, which runs can be continued, and how."""
     try:
         yield
+    except CannotWrite as error:
+        _, there, todo = how_to_go_on().partition("To go on")
+        more = f". Once it can be written again, to go on{todo}" if there else ""
+        raise LasgError(f"{error}{more}") from None
     except KeyboardInterrupt:
         raise Stopped(how_to_go_on()) from None
 

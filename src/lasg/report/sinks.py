@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import socket
+import time
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -65,18 +68,50 @@ class Csv:
             self._file.close()
 
 
+class _Events:
+    """An event file of TensorBoard, written as it comes: torch's writer has a thread, whose errors nobody can catch."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(EVENTS):  # what an earlier run of the same name left there is replaced
+            old.unlink()
+        now, self._event = time.time(), Event
+        self._file = (folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}").open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+
+    def _write(self, **values: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **values).SerializeToString())
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Write one number."""
+        from torch.utils.tensorboard.summary import scalar
+
+        self._write(summary=scalar(name, float(value)), step=step)
+
+    def flush(self) -> None:
+        """Let readers see what was written."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
+
 class TensorBoard:
     """Scalars for TensorBoard, a folder per run; the step is the iteration."""
 
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            import torch.utils.tensorboard  # noqa: F401  # it needs the package tensorboard
         except ImportError:
             raise missing_extra("tensorboard", "tensorboard") from None
-        self._new = SummaryWriter
         self._folder = folder
-        self._writers: dict[str, Any] = {}
+        self._writers: dict[str, _Events] = {}
         with wrap_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -86,7 +121,10 @@ class TensorBoard:
             self._write(status)
 
     def _write(self, status: Status) -> None:
-        writer = self._writer(status.spec.label)
+        label = status.spec.label
+        if label not in self._writers:
+            self._writers[label] = _Events(self._folder / label)
+        writer = self._writers[label]
         for row in status.evaluations:
             values = dict(zip(EVALUATED, row, strict=True))
             step = int(values["iterations"])
@@ -99,21 +137,15 @@ class TensorBoard:
             writer.add_scalar("uploads_saved", 1 - values["uploads"] / every if every else 0.0, step)
         if status.seconds > 0 and not status.stored:
             writer.add_scalar("rounds_per_second", status.ledger.rounds / status.seconds, status.ledger.iterations)
+        writer.flush()
         if status.share >= 1:
-            self._writers.pop(status.spec.label).close()
-
-    def _writer(self, label: str) -> Any:
-        """Return the writer of a run; what an earlier run of the same name left there is replaced."""
-        if label not in self._writers:
-            for old in (self._folder / label).glob(EVENTS):
-                old.unlink()
-            self._writers[label] = self._new(str(self._folder / label))
-        return self._writers[label]
+            self._writers.pop(label).close()
 
     def close(self) -> None:
         """Close the files of runs that did not end."""
-        for writer in self._writers.values():
-            writer.close()
+        with wrap_write_errors(self._folder):
+            for writer in self._writers.values():
+                writer.close()
 
 
 class Sinks:

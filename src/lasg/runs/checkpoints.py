@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from lasg.errors import LasgError
 from lasg.packing import flatten, unflatten
 from lasg.runs import seals
-from lasg.runs.files import replace_atomically, wrap_write_errors
+from lasg.runs.files import check_folder, replace_atomically, wrap_write_errors
 from lasg.runs.trace import EVALUATED, Arrays
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -32,6 +32,7 @@ class Checkpoint(NamedTuple):
 
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write nested state atomically; the checkpoint before it is kept."""
+    check_folder(folder)
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = json.dumps(flatten(state, "", arrays))
     digests = json.dumps({name: seals.of_array(array) for name, array in arrays.items()})

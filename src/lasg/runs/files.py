@@ -103,6 +103,12 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse to write into a run's folder that is gone, with the disk that it was on: another would take its place."""
+    if not folder.is_dir():
+        raise CannotWrite(f"cannot write {folder}: it is gone")
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until what was made, moved and removed in a folder is on the disk."""
     if os.name == "nt":  # there folders cannot be opened

@@ -22,7 +22,7 @@ from lasg.core.training import STOP
 from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
 from lasg.runs import factories, runner, seals, store
-from lasg.runs.files import keep, lock, sweep, wrap_write_errors, write_atomically
+from lasg.runs.files import check_folder, keep, lock, sweep, wrap_write_errors, write_atomically
 from lasg.runs.runner import Job
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report
@@ -56,6 +56,8 @@ class Parts:
 
     def write(self, rounds: int, own: dict[str, Any], shared: dict[str, Any]) -> None:
         """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
+        if self.links.rank == 0:  # the folders of the other ranks are made by their parts
+            check_folder(self.folder)
         data = pack({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(rounds, digest)

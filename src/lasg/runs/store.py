@@ -36,7 +36,7 @@ from lasg.runs.checkpoints import (
     settle,
     write_checkpoint,
 )
-from lasg.runs.files import LOCK, remove, replace_atomically, sweep, wrap_write_errors, write_atomically
+from lasg.runs.files import LOCK, check_folder, remove, replace_atomically, sweep, wrap_write_errors, write_atomically
 from lasg.runs.seals import META
 from lasg.runs.spec import Spec
 from lasg.runs.trace import EVALUATED, Arrays, check
@@ -302,6 +302,7 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 def write_trace(folder: Path, arrays: Arrays) -> None:
     """Write the trace of the run in this folder."""
+    check_folder(folder)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     with zipfile.ZipFile(buffer, "a") as archive:
@@ -311,6 +312,7 @@ def write_trace(folder: Path, arrays: Arrays) -> None:
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> str:
     """Write a trained model by name; return the file's sha256, which the meta data will have."""
+    check_folder(folder)
     with replace_atomically(folder / MODEL) as part:
         save_file({name: np.asarray(host(value), order="C") for name, value in model.items()}, part, {})
         return seals.of_file(part)
