@@ -262,6 +262,61 @@ def test_a_model_that_went_astray_is_found_reported_and_set_to_that_of_rank_0() 
         assert torch.equal(theta, other)
 
 
+def set_otherwise() -> list[Any]:
+    """On a rank: steps of which one rank takes longer ones from step 120 on, and in the end nobody."""
+    found: list[Any] = []
+    for codec, exchange in (("dense", "auto"), ("qsgd8:64", "hub")):
+        model = module()
+        optimizer = sgd(model, momentum=0.9)
+        opt = lasg.LazyOptimizer(optimizer, "wk2", codec, exchange=exchange)
+        batches = list(data(dist.get_rank()))
+        try:
+            for k in range(150):
+                if k == 120 and dist.get_rank() == 1:
+                    optimizer.param_groups[0]["lr"] = 0.123
+                opt.step(functools.partial(loss_of, model, *batches[k % len(batches)]))
+        except LasgError as error:
+            found.append((k, str(error)))
+    return found
+
+
+def test_a_rank_whose_optimizer_is_set_otherwise_is_refused_before_it_steps() -> None:
+    for found in on_ranks(2, set_otherwise):
+        for k, message in found:
+            assert k == 120
+            assert "rank 1 has other settings of its optimizer than rank 0 in step 121: its lr is 0.123" in message
+        assert len(found) == 2
+
+
+def astray_at_the_end() -> list[Any]:
+    """On a rank: what a model that changes between two comparisons comes to, in steps and in state dicts."""
+    found: list[Any] = []
+    model = module()
+    opt = lasg.LazyOptimizer(sgd(model, momentum=0.9), "always", "dense")
+    batches = list(data(dist.get_rank()))
+    for k in range(8):
+        if k in {3, 7} and dist.get_rank() == 1:
+            with torch.no_grad():
+                torch._foreach_add_(list(model.parameters()), 1e-3)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            opt.step(functools.partial(loss_of, model, *batches[k % len(batches)]))
+        found.append(list(opt._training.synchronised))
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        opt.state_dict()
+    return [*found, list(opt._training.synchronised), flat(model)]
+
+
+def test_a_model_that_changed_is_found_in_the_next_step_and_in_a_state_dict() -> None:
+    first, second = on_ranks(2, astray_at_the_end)
+    assert first[:-1] == second[:-1]
+    assert first[2] == []
+    assert first[3] == [(3, [1])]
+    assert first[-2] == [(3, [1]), (8, [1])]
+    assert torch.equal(first[-1], second[-1])
+
+
 # -- alone: without a process group there is one worker -----------------------------------------------------------
 
 

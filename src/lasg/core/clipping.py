@@ -29,9 +29,11 @@ class Clipped:
         limits = self.norm * (self.weights if rows is None else self.weights[rows])
         for grads in found:
             sizes = norms(grads)
-            if (sizes > limits).any():
+            longer = sizes > limits
+            if longer.any():
+                factors = np.where(longer, limits / np.where(longer, sizes, 1.0), 1.0)  # a norm may be 0
                 with np.errstate(invalid="ignore"):  # a row that is not finite stays so
-                    grads *= cast(np.where(sizes > limits, limits / sizes, 1.0)[:, None], grads)
+                    grads *= cast(factors[:, None], grads)
         return found
 
 

@@ -211,12 +211,12 @@ class Training:
         remark = "" if guard is None or given_up else guard.given_up
         self._count(request, uploads)
         if uploads.differing:
-            self._synchronise(request.k, uploads.differing)
+            self.synchronise(request.k, uploads.differing)
         left = request.left if uploads.left is None else uploads.left
         broken = self._note_broken(request, uploads) if uploads.broken is not None or self._broken else None
         return Round(request.k, uploads.uploaded, request.threshold, left, tau, broken, remark, uploads.control)
 
-    def _synchronise(self, k: int, differing: tuple[int, ...]) -> None:
+    def synchronise(self, k: int, differing: tuple[int, ...]) -> None:
         """Take over what the first process's server and listener are: the models of some were not its."""
         own = None if self._here else self.listener
         taken = self.transport.from_first(

@@ -1,22 +1,35 @@
 """Read tiny-imagenet's layout, a folder or a zip: wnids.txt, train/WNID/images/*.JPEG, val/ with its annotations."""
 
 import io
+import lzma
+import struct
+import warnings
 import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lasg.data.tables import Parts, Table
+from lasg.data.raw_files import reason
+from lasg.data.tables import Parts, Table, check_size
 from lasg.errors import LasgError, missing_extra
 
+MOST_PIXELS = 1 << 24
+"""Of an image; those of a data set are small."""
+MOST_BYTES = 64 << 20
+"""Of a file in a data set of images, decompressed: what says more of itself is no image, but a bomb."""
 WNIDS, ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
 
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, RuntimeError, NotImplementedError, MemoryError, struct.error),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+"""What reading a zip raises that is damaged, encrypted, or made by another method."""
 Reader = Callable[[str], bytes]
 
 
@@ -55,6 +68,7 @@ def image_shape(columns: int) -> tuple[int, int, int]:
 
 
 def _table(path: Path, chosen: list[tuple[str, int]], read: Reader, names: set[str], shape: tuple[int, ...]) -> Table:
+    check_size(path, len(chosen), -(-int(np.prod(shape)) // 4))  # bytes, not float32
     pixels = np.empty((len(chosen), int(np.prod(shape))), np.uint8)
     for row, (name, _) in zip(pixels, chosen, strict=True):
         if name not in names:
@@ -73,10 +87,13 @@ def _decode(path: Path, name: str, read: Reader) -> NDArray[np.uint8]:
     except ModuleNotFoundError as error:
         raise missing_extra("pillow", "data") from error
     try:
-        with Image.open(io.BytesIO(read(name))) as image:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(read(name))) as image:
+            warnings.simplefilter("ignore")  # of what Pillow warns of, or fails with, all comes below
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
             return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
-    except (OSError, UnidentifiedImageError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise LasgError(f"{path}: {name} is not a sound image ({error}): replace it") from error
+    except (*UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError) as error:
+        raise LasgError(f"{path}: {name} is not a sound image ({reason(error)}): replace it") from error
 
 
 def _text(path: Path, read: Reader, names: set[str], name: str) -> str:
@@ -84,8 +101,8 @@ def _text(path: Path, read: Reader, names: set[str], name: str) -> str:
         raise LasgError(f"{path} is not in tiny-imagenet's layout: it has no {name}")
     try:
         return read(name).decode("utf-8", "replace")
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise LasgError(f"{path}: {name} is damaged ({error}): replace it") from error
+    except UNREADABLE as error:
+        raise LasgError(f"{path}: {name} is damaged ({reason(error)}): replace it") from error
 
 
 @contextmanager
@@ -95,16 +112,28 @@ def _opened(path: Path) -> Iterator[tuple[set[str], Reader]]:
         root = path if (path / WNIDS).is_file() else next((p.parent for p in path.glob(f"*/{WNIDS}")), path)
         yield (
             {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()},
-            lambda name: (root / name).read_bytes(),
+            lambda name: _limited((root / name).open("rb"), (root / name).stat().st_size),
         )
         return
     try:
         with zipfile.ZipFile(path) as archive:
             top = next((n.removesuffix(WNIDS) for n in archive.namelist() if n.split("/")[-1] == WNIDS), "")
             names = {n.removeprefix(top) for n in archive.namelist() if n.startswith(top) and not n.endswith("/")}
-            yield names, lambda name: archive.read(top + name)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise LasgError(f"{path} cannot be read as a folder or zip of images: {error}") from error
+            sizes = {info.filename: info.file_size for info in archive.infolist()}
+            yield names, lambda name: _limited(archive.open(top + name), sizes[top + name])
+    except UNREADABLE as error:
+        if isinstance(error, LasgError):
+            raise
+        raise LasgError(f"{path} cannot be read as a folder or zip of images: {reason(error)}") from error
+
+
+def _limited(stream: IO[bytes], size: int) -> bytes:
+    """Read a file that is not larger than images are, whatever it says of its size."""
+    with stream:
+        content = b"" if size > MOST_BYTES else stream.read(MOST_BYTES + 1)
+    if size > MOST_BYTES or len(content) > MOST_BYTES:
+        raise ValueError(f"it has {max(size, len(content)):,} bytes, more than {MOST_BYTES:,}")
+    return content
 
 
 def tiny_imagenet(classes: slice) -> Callable[[Any], Parts]:

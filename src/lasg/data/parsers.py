@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from lasg.data import text
 from lasg.data.images import tiny_imagenet
-from lasg.data.raw_files import BROKEN_STREAM, open_plain, reason
+from lasg.data.raw_files import BLOCK, BROKEN_STREAM, open_plain, reason
 from lasg.data.tables import Parts, Table, check_size, classes_of
 from lasg.errors import LasgError, missing_extra
+
+MAX_IDX_BYTES = 1 << 30
+"""Of an IDX file: MNIST has 47 million."""
 
 
 def parse_libsvm(path: Path) -> Parts:
@@ -35,11 +38,23 @@ def parse_libsvm(path: Path) -> Parts:
 
 def parse_idx(path: Path) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, MNIST's format."""
-    with open_plain(path) as stream:
-        content = stream.read()
-    dims = content[3]
-    shape = tuple(int(n) for n in np.frombuffer(content, dtype=">u4", count=dims, offset=4))
-    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dims).reshape(shape)
+    try:
+        with open_plain(path) as stream:
+            head = stream.read(4)
+            if len(head) < 4 or head[:3] != b"\0\0\x08":
+                raise ValueError("its first bytes are not those of an IDX file of bytes")
+            shape = tuple(int(n) for n in np.frombuffer(stream.read(4 * head[3]), dtype=">u4", count=head[3]))
+            size = math.prod(shape)
+            if not shape or size > MAX_IDX_BYTES:
+                raise ValueError(f"its head promises an array of shape {shape}")
+            content = bytearray()
+            while block := stream.read(min(BLOCK, size + 1 - len(content))):  # not all at once: the head may lie
+                content += block
+        if len(content) != size:
+            raise ValueError(f"its head promises {size} bytes of shape {shape}, and there are {len(content)}, or more")
+    except (*BROKEN_STREAM, ValueError) as error:
+        raise LasgError(f"{path} is not a sound IDX file: {reason(error)}; replace it") from error
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def ijcnn1(paths: Sequence[Path]) -> Parts:
@@ -183,9 +198,11 @@ def _unit_columns(features: NDArray[Any]) -> Callable[[Any], NDArray[np.float32]
 
 
 def _mnist_table(images: Path, labels: Path) -> Table:
-    pixels = parse_idx(images)
+    pixels, classes = parse_idx(images), parse_idx(labels)
+    if pixels.ndim != 3 or classes.shape != pixels.shape[:1]:
+        raise LasgError(f"{images} and {labels} do not belong together: {pixels.shape} images, {classes.shape} labels")
     flat = pixels.reshape(len(pixels), -1)
-    return Table(flat, parse_idx(labels).astype(np.int64), lambda block: block / np.float32(255))
+    return Table(flat, classes.astype(np.int64), lambda block: block / np.float32(255))
 
 
 def _text_table(windows: NDArray[np.uint8]) -> Table:

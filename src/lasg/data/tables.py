@@ -16,6 +16,8 @@ IntArray = NDArray[np.int64]
 _BLOCK_BYTES = 1 << 24
 MAX_DENSE_BYTES = 8 << 30
 """Features are stored dense; beyond this a file is not for this program."""
+MAX_COLUMNS = 1 << 24
+"""An index beyond this is a slip: a row would take 64 MiB."""
 FEW_VALUES = 10
 """More labels than this that are not whole numbers are a quantity."""
 
@@ -63,6 +65,8 @@ def check_size(path: Path, rows: int, columns: int) -> None:
     if needed > MAX_DENSE_BYTES:
         size = f"{rows:,} x {columns:,} takes {needed / 2**30:.1f} GiB dense"
         raise LasgError(f"{path} is too large: {size}, at most {MAX_DENSE_BYTES >> 30} GiB; keep fewer features")
+    if columns > MAX_COLUMNS:
+        raise LasgError(f"{path} has {columns:,} features by its largest index, at most {MAX_COLUMNS:,}: correct it")
 
 
 def classes_of(targets: NDArray[Any], path: Path, where: str) -> tuple[int, IntArray]:

@@ -29,6 +29,10 @@ def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> li
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise LasgError(f"{folder} is there already, and not empty: keys are never overwritten")
+    names = ["ca.crt", "server.pem", "server.key", *(f"{name}{end}" for name in nodes for end in (".key", ".pub"))]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise LasgError(f"two keys would be {twice[0]}: give every node a name of its own, and none server's or ca's")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()

@@ -29,7 +29,7 @@ from lasg.core.server import Laziness
 from lasg.core.training import MORE, PATIENCE, Round, Training
 from lasg.errors import LasgError, LostRank
 from lasg.loops.lazy_setup import check, choose_stages, named_parameters, outer_optimizer
-from lasg.loops.sharing import as_arrays, as_tensors, pool_buffers, share_of_ranks, warn_of_threads
+from lasg.loops.sharing import agree_on_model, as_arrays, as_tensors, pool_buffers, share_of_ranks, warn_of_threads
 from lasg.problems.flat import FlatView
 from lasg.transports.links import TIMEOUT, Links, describe_code
 from lasg.transports.ranks import CHECK_EVERY, Ranks
@@ -141,6 +141,7 @@ class LazyLoop:
         if self.steps:
             self._close_round()
         self._finish_exchange()
+        agree_on_model(self._training, self._ranks)
         self._start = self._set(self._training.theta)
         if self.buffers != "never":
             pool_buffers(self._ranks.links, self.model, self._moves.weights)
@@ -218,10 +219,11 @@ class LazyLoop:
             training.silent, training.control = True, 0
             while self._exchange().control == MORE:
                 pass
+        links.agree({"round": training.server.k})
+        agree_on_model(training, self._ranks)
         self._set(training.theta)
         if self.buffers != "never":
             pool_buffers(links, self.model, self._moves.weights)
-        links.agree({"round": training.server.k, "model at the end": checksum(training.theta)})
         self._leave()
 
     def release(self) -> None:

@@ -8,8 +8,9 @@ for x, y in loader:
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,14 @@ from lasg.core.rules import Rule
 from lasg.core.server import DEFAULT_D, laziness_of
 from lasg.core.training import PATIENCE, Round, Training
 from lasg.errors import Faulty, LasgError, LostRank
-from lasg.loops.sharing import as_arrays, as_tensors, pool_buffers, share_of_ranks, warn_of_threads
+from lasg.loops.sharing import (
+    agree_on_model,
+    as_arrays,
+    as_tensors,
+    pool_buffers,
+    share_of_ranks,
+    warn_of_threads,
+)
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
 from lasg.problems.flat import FlatView
 from lasg.transports.links import TIMEOUT, Links, describe_code
@@ -73,8 +81,9 @@ class LazyOptimizer(torch.optim.Optimizer):
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `exchange` is auto, direct, scatter or hub, and `relay` the hub's rank.
-        Every `check_every` rounds the ranks compare checksums of their models (0: never); one that differs takes
-        rank 0's, with a warning. The group is the default one; without any this process is the only worker, and nothing
+        Every `check_every` rounds the ranks compare checksums of their models, and in every other round a piece of them
+        (0: never); one that differs takes rank 0's, with a warning. Optimizers that are set otherwise on some ranks are
+        refused in any round. The group is the default one; without any this process is the only worker, and nothing
         is encoded.
         """
         self.flat = FlatView(_named(optimizer))
@@ -90,7 +99,8 @@ class LazyOptimizer(torch.optim.Optimizer):
         shares, theta = self._take_over(links, weight, {**stages.describe(), **ways})
         self._loss = UserLoss(self.flat, shares)
         routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
-        self._ranks = Ranks(links, **routing, requantise=True, overlap=True)
+        self._settings = _describe_settings(optimizer)
+        self._ranks = Ranks(links, **routing, requantise=True, overlap=True, settings=self._settings)
         stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
         options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
         self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
@@ -185,7 +195,9 @@ class LazyOptimizer(torch.optim.Optimizer):
         """Give the module's buffers one value on all ranks, such as BatchNorm's statistics: those of all samples.
 
         Every rank keeps statistics of its own minibatches: call it on every rank before you evaluate or save the model.
+        The ranks compare their models here, too.
         """
+        self._agree()
         pool_buffers(self._ranks.links, module, self._loss.weights)
 
     # -- what schedulers, loggers and checkpoints expect of an optimizer ------------------------------------------
@@ -205,12 +217,23 @@ class LazyOptimizer(torch.optim.Optimizer):
         raise LasgError("parameters cannot be added to a lazy optimizer: make a new one around the wrapped optimizer")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own."""
+        """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own.
+
+        Call it on all ranks: they compare their models and their optimizers' settings before.
+        """
         if self._interrupted:
             raise LasgError(
                 "a step broke off after this rank had computed: its state is that of no round, save no part"
             )
+        self._agree()
         return {**as_tensors(self._training.state()), "of": self._identity()}
+
+    def _agree(self) -> None:
+        """Refuse optimizers that are set otherwise; give all ranks one model."""
+        what = "has other settings of its optimizer than rank 0"
+        self._ranks.links.agree(json.loads(self._settings()), what, "All ranks must change them alike")
+        agree_on_model(self._training, self._ranks)
+        self.flat.point_at(self._training.theta)
 
     def _identity(self) -> dict[str, Any]:
         """Return what a state dict must be of to be this rank's."""
@@ -297,6 +320,29 @@ class _WrappedOptimizer:
         self.theta, self._copied = state["theta"], (0, 0, 0)
         self.flat.point_at(self.theta)
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _describe_settings(optimizer: torch.optim.Optimizer) -> Callable[[], str]:
+    """Return what says, in JSON, how the optimizer's groups are set now: what ranks must have alike."""
+    before: list[Any] = []
+    text = "{}"
+
+    def describe() -> str:
+        nonlocal before, text
+        now = [
+            value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            for group in optimizer.param_groups
+            for name, value in group.items()
+            if name != "params"
+        ]
+        if len(now) != len(before) or any(new is not old and new != old for new, old in zip(now, before, strict=True)):
+            groups = enumerate(optimizer.param_groups)
+            named = ((i, *pair) for i, group in groups for pair in group.items() if pair[0] != "params")
+            shown = {f"{name} of group {i}" if i else name: value for i, name, value in named}
+            before, text = now, json.dumps(shown, default=str)
+        return text
+
+    return describe
 
 
 def _with_momentum_of(optimizer: torch.optim.Optimizer, stages: Stages) -> Stages:

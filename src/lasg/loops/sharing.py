@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lasg.core.arrays import FloatArray
+from lasg.core.arrays import FloatArray, checksum
+from lasg.core.training import Training
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
 from lasg.problems.buffers import Buffers
 from lasg.transports.links import Links
+from lasg.transports.ranks import Ranks
 
 
 def share_of_ranks(weight: float | None, links: Links) -> FloatArray:
@@ -49,6 +51,13 @@ def warn_of_threads(links: Links) -> None:
             f"{max(1, cores // here)}) on every rank, or start them with torchrun, which sets OMP_NUM_THREADS=1",
             stacklevel=3,
         )
+
+
+def agree_on_model(training: Training, ranks: Ranks) -> None:
+    """Let all ranks have one model: those whose model is not rank 0's take its, with a warning."""
+    said = ranks.links.gather(str(checksum(training.theta)).encode(), "checksums")
+    if differing := [rank for rank, other in enumerate(said) if other != said[0]]:
+        training.synchronise(training.server.k, tuple(differing))
 
 
 def as_tensors(node: Any) -> Any:

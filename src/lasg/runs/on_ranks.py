@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lasg.core.arrays import IntArray
 from lasg.core.training import STOP
 from lasg.errors import LasgError, RemoteFailure
 from lasg.packing import pack, unpack
@@ -32,6 +31,7 @@ from lasg.runs.trace import Trace
 
 if TYPE_CHECKING:
     from lasg.transports.links import Links
+    from lasg.transports.ranks import Ranks
 
 MANIFEST, PREVIOUS = "checkpoint.json", "checkpoint-previous.json"
 OLD = frozenset({"round", "ranks", "sha256"})
@@ -236,7 +236,7 @@ def obtain(
             whole = {**shared["record"], "simulation": {**own, **shared["rounds"]}}
             runner.restore(job, whole, folder / MANIFEST)
             runner.note(job, remark if links.rank == 0 else "", report)
-        return _finish(job, parts, ranks.links.sent, meta, report)
+        return _finish(job, parts, ranks, meta, report)
 
 
 def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report: Report | None) -> bytes:
@@ -288,11 +288,14 @@ def _meta_of_same(folder: Path, exchange: str, relay: int) -> dict[str, Any]:
     return meta
 
 
-def _finish(job: Job, parts: Parts, sent: IntArray, meta: dict[str, Any], report: Report | None) -> Run | None:
+def _finish(job: Job, parts: Parts, ranks: Ranks, meta: dict[str, Any], report: Report | None) -> Run | None:
     """Advance a job to its end; rank 0 stores it."""
-    links, training = parts.links, job.training
+    from lasg.loops.sharing import agree_on_model
+
+    links, training, sent = parts.links, job.training, ranks.links.sent
 
     def checkpoint() -> None:
+        agree_on_model(training, ranks)
         record = job.record()  # on every rank: it also makes the trace short
         shared = {"rounds": training.shared(), "record": record} if links.rank == 0 else {}
         parts.write(training.ledger.rounds, training.own(), shared)
@@ -300,6 +303,7 @@ def _finish(job: Job, parts: Parts, sent: IntArray, meta: dict[str, Any], report
     # At whichever rank it comes, all stop after the round, with a checkpoint; a second Ctrl-C does not wait for one.
     with on_stop(lambda: setattr(training, "control", STOP)):
         ended = job.advance(report, checkpoint)
+    agree_on_model(training, ranks)
     model = training.export()
     by_rank = [np.frombuffer(data, np.int64).tolist() for data in links.gather(sent.tobytes(), "bytes")]
     run = None

@@ -238,16 +238,18 @@ class Links:
         self.exchange({}, {source: received}, what, extra=extra)
         return received.to(tensor.device)
 
-    def agree(self, settings: Mapping[str, Any]) -> None:
-        """Refuse to go on with ranks that were started otherwise; say what differs."""
+    def agree(
+        self,
+        settings: Mapping[str, Any],
+        what: str = "was started otherwise than rank 0",
+        todo: str = "Start all ranks with the same code and settings",
+    ) -> None:
+        """Refuse to go on with ranks that say something else here; say what differs."""
         texts = [json.loads(data) for data in self.gather(json.dumps(dict(settings)).encode(), "settings")]
         for rank, other in enumerate(texts):
             for name, value in texts[0].items():
                 if other.get(name) != value:
-                    raise LasgError(
-                        f"rank {rank} was started otherwise than rank 0: its {name} is {other.get(name)!r}, "
-                        f"not {value!r}. Start all ranks with the same code and settings"
-                    )
+                    raise LasgError(f"rank {rank} {what}: its {name} is {other.get(name)!r}, not {value!r}. {todo}")
 
     def wire(self, values: Any) -> Tensor:
         """Return an array or a tensor as one that this group can carry."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +37,10 @@ CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
 REPORTS = ("first of the report", "second of the report")
 """What the ranks tell of their workers where the server decides for all."""
+MODEL, SETTINGS = 1 << 26, 1 << 24
+"""Checksums that travel in every round, of a piece of the model and of the optimizer's settings, are below these."""
+CONTROLS = 4
+"""The control field is below it."""
 FLAGS, ALL_FLAGS = 1, 2
 """Channels: messages of one kind keep their order."""
 
@@ -56,12 +62,14 @@ class Ranks(Local):
         check_every: int = CHECK_EVERY,
         requantise: bool = False,
         overlap: bool = False,
+        settings: Callable[[], str] | None = None,
     ) -> None:
         """Take the links, and how uploads are exchanged over them.
 
-        Every `check_every` rounds the ranks compare checksums of their models; 0 is never. `requantise` allows what the
-        simulation does not do: to round the sum of quantised uploads again, where that is shorter. With
-        `overlap` a round may go on while uploads are still leaving: `wait` must be called at its end.
+        Every `check_every` rounds the ranks compare checksums of their models; 0 is never. In every round they compare
+        a piece of them, another one each time, and what `settings` returns, JSON values by name: the optimizer's.
+        `requantise` allows what the simulation does not do: to round the sum of quantised uploads again, where that is
+        shorter. With `overlap` a round may go on while uploads are still leaving: `wait` must be called at its end.
         """
         self.links = (links or Links()).with_own_tags()
         if exchange not in ROUTES:
@@ -70,6 +78,7 @@ class Ranks(Local):
             raise LasgError(f"the hub must be a rank, 0 to {self.links.ranks - 1}, got {hub_rank!r}")
         self.setting, self.hub_rank, self.tell_left = exchange, hub_rank, tell_left
         self.check_every, self.requantise, self.overlap = check_every, requantise, overlap
+        self.settings, self._compared = settings, 0
         self._under_way: list[Pending] = []
         self.is_first = self.links.rank == 0
 
@@ -105,13 +114,16 @@ class Ranks(Local):
 
     def exchange(self, request: Request, own: Uploads) -> Uploads:
         """Tell the others what the workers of this rank answered, and return what all of them did."""
-        carrier, checks = self.carrier, self.check_every and request.k and request.k % self.check_every == 0
+        carrier, k, every = self.carrier, request.k, self.check_every
+        whole = checksum(request.theta) if every and k and k % every == 0 else None
         speaks, route = own.uploads or self.in_every_round, carrier.route
         outgoing: Any = carrier.outgoing(request.k, own) if speaks else None
         if speaks and route is not None:
             self._send(outgoing, route)
         size = carrier.size(own) if own.uploads else 0
-        sizes, uploads = self.flags.exchange(own, size, checksum(request.theta) if checks else None)
+        sizes, uploads, words = self.flags.exchange(own, size, whole, self._word(request))
+        if (words != words[0]).any():
+            uploads = self._differ(k, uploads, words)
         if uploads.uploads or self.in_every_round:
             if route is None:
                 route = carrier.choose(sizes)
@@ -125,6 +137,26 @@ class Ranks(Local):
             self.wait()
         each = request.points * (1 if self.steps_of is None else len(self.steps_of(request.k)))
         return uploads._replace(gradients=int(np.count_nonzero(request.computes)) * each)
+
+    def _word(self, request: Request) -> int:
+        """Return what this rank says of its model and its optimizer's settings in every round, in no more bytes."""
+        settings = 0 if self.settings is None else zlib.crc32(self.settings().encode()) % SETTINGS
+        if not self.check_every or self.links.ranks == 1:
+            return settings * MODEL
+        length = -(-self.setup.p // self.check_every)
+        start = request.k % self.check_every * length
+        return settings * MODEL + checksum(request.theta[start : start + length]) % MODEL
+
+    def _differ(self, k: int, uploads: Uploads, words: IntArray) -> Uploads:
+        """Refuse other settings of the optimizer; say whose model is another one, once per `check_every` rounds."""
+        if (words // MODEL != words[0] // MODEL).any():
+            assert self.settings is not None
+            what = f"has other settings of its optimizer than rank 0 in step {k + 1}"
+            self.links.agree(json.loads(self.settings()), what, "All ranks must change them alike")
+        if uploads.differing or k < self._compared:
+            return uploads
+        self._compared = k + self.check_every  # what differs again and again, by other arithmetic, may wait as long
+        return uploads._replace(differing=tuple(np.flatnonzero(words != words[0]).tolist()))
 
     def _send(self, outgoing: Any, route: Route) -> None:
         """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
@@ -200,10 +232,12 @@ class FlagExchange:
         if self.hub_rank is not None:
             links.open(ALL_FLAGS, {self.hub_rank: 8 * (2 * links.ranks + sum(self._numbers))})
 
-    def exchange(self, own: Uploads, size: IntArray | int, checksum: int | None) -> tuple[IntArray, Uploads]:
+    def exchange(
+        self, own: Uploads, size: IntArray | int, checksum: int | None, word: int = 0
+    ) -> tuple[IntArray, Uploads, IntArray]:
         """Tell what the workers of this rank answered, with the bytes of each upload; return what all did.
 
-        First the bytes of all workers' uploads; 0: silent; -1: its gradient was not finite.
+        First the bytes of all workers' uploads; 0: silent; -1: its gradient was not finite. Last the ranks' `word`.
         """
         columns = self.columns
         rows = np.zeros((len(own.uploaded), len(columns)))
@@ -218,12 +252,15 @@ class FlagExchange:
                 rows[:, columns[name]] = value
         if own.reports is not None:
             rows[:, [columns[name] for name in REPORTS]] = own.reports
-        head = [own.control] if checksum is None else [own.control, checksum]
+        first = own.control + CONTROLS * word  # below 2^53, where float64 is exact
+        head = [first] if checksum is None else [first, checksum]
         said = torch.from_numpy(np.concatenate([head, rows.reshape(-1)]))
         heard = self._tell(said, [len(head) + count for count in self._numbers])
         heads = np.stack([numbers[: len(head)] for numbers in heard])
         table = np.concatenate([numbers[len(head) :] for numbers in heard]).reshape(-1, len(columns))
-        return self._read(heads, table, own)
+        words = heads[:, 0].astype(np.int64)
+        heads[:, 0] = words % CONTROLS
+        return *self._read(heads, table, own), words // CONTROLS
 
     def _tell(self, said: Tensor, lengths: list[int]) -> list[FloatArray]:
         """Tell every rank, or the hub, which tells everybody; return what each rank said, of so many numbers."""
