@@ -110,7 +110,7 @@ class Disk:
                 (dict.fromkeys(self.folders), dict.fromkeys(self.safe_folders)),
             ):
                 for name in [name for name in safe if _parent(name) == path and name not in names]:
-                    safe.pop(name)  # type: ignore[attr-defined]
+                    safe.pop(name)
             self.safe |= {name: file for name, file in self.files.items() if _parent(name) == path}
             self.safe_folders |= {name for name in self.folders if _parent(name) == path}
 

@@ -90,7 +90,7 @@ class _Events:
         """Write one number."""
         from torch.utils.tensorboard.summary import scalar
 
-        self._write(summary=scalar(name, float(value)), step=step)
+        self._write(summary=scalar(name, float(value)), step=step)  # type: ignore[no-untyped-call]
 
     def flush(self) -> None:
         """Let readers see what was written."""
