@@ -148,7 +148,7 @@ def test_a_gradient_of_zero_is_clipped_to_next_to_nothing_without_a_warning() ->
             return [np.array([[0.0, 0.0], [3.0, 4.0]])]
 
     found: Any = Clipped(Oracle(), 1e-30).gradients(0, [], None)[0]
-    np.testing.assert_allclose(found, [[0, 0], [3e-31, 4e-31]], rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(found, np.float64), np.array([[0, 0], [3e-31, 4e-31]]), rtol=1e-12)
 
 
 def test_keys_of_nodes_that_are_called_server_or_ca_or_alike_are_refused(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class _Sealed:
             if found[seals.KEY] != seals.seal(run, CHECKPOINT, *text):
                 raise seals.Damaged
             self._digests = json.loads(found["digests"])
+            if set(file.keys()) != set(self._digests or ()):
+                raise seals.Damaged
         self.tree = found["tree"]
 
     def array(self, name: str) -> npt.NDArray[Any]:
@@ -66,7 +68,7 @@ class _Sealed:
 
 def read_progress(folder: Path) -> Arrays:
     """Read, from the checkpoint of a run under way, the evaluations so far, and nothing else: a model may be large."""
-    run, problem = seals.run_of(folder), None
+    run = seals.run_of(folder)
     for path in (folder / CHECKPOINT, folder / PREVIOUS):
         try:
             with safe_open(path, framework="np") as file:
@@ -77,9 +79,7 @@ def read_progress(folder: Path) -> Arrays:
         except FileNotFoundError:
             continue
         except seals.UNREADABLE as error:
-            problem = problem or LasgError(f"cannot read {path}: {seals.why(error)}")
-    if problem is not None:
-        raise problem
+            raise LasgError(f"cannot read {path}: {seals.why(error)}") from None
     return {}
 
 
