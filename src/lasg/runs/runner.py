@@ -331,9 +331,10 @@ def conclude(
     """Store a job that came to its end."""
     digest = store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
-    state = {**job.record(), "ended": ended, "message": job.message, "given_up": job.training.given_up}
-    store.write_checkpoint(folder, {**state, "model": digest})
-    stored = finalize(folder, job.spec, meta, {**state, "model": digest})
+    said = {"ended": ended, "message": job.message, "given_up": job.training.given_up, "model": digest}
+    state = {**job.record(), **said}
+    store.write_checkpoint(folder, state)
+    stored = finalize(folder, job.spec, meta, state)
     if report is not None:
         report(job.status(1.0))
     return stored
@@ -389,10 +390,7 @@ def obtain(
 
 
 def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
-    """Return the run in a folder if it is this spec's, by this version of lasg, on the data that is there now.
-
-    What an earlier version left unfinished is this one's to end.
-    """
+    """Return a folder's run if it is this spec's on today's data, by this version, or unfinished by an earlier one."""
     if not (folder / store.META).is_file():
         return None
     stored = store.read(folder)

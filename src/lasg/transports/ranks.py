@@ -37,10 +37,8 @@ CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
 REPORTS = ("first of the report", "second of the report")
 """What the ranks tell of their workers where the server decides for all."""
-MODEL, SETTINGS = 1 << 26, 1 << 24
-"""Checksums that travel in every round, of a piece of the model and of the optimizer's settings, are below these."""
-CONTROLS = 4
-"""The control field is below it."""
+MODEL, SETTINGS, CONTROLS = 1 << 26, 1 << 24, 4
+"""Below these are what travels in every round: checksums of a piece of the model and of settings, the control field."""
 FLAGS, ALL_FLAGS = 1, 2
 """Channels: messages of one kind keep their order."""
 
@@ -143,8 +141,7 @@ class Ranks(Local):
         settings = 0 if self.settings is None else zlib.crc32(self.settings().encode()) % SETTINGS
         if not self.check_every or self.links.ranks == 1:
             return settings * MODEL
-        length = -(-self.setup.p // self.check_every)
-        start = request.k % self.check_every * length
+        start = request.k % self.check_every * (length := -(-self.setup.p // self.check_every))
         return settings * MODEL + checksum(request.theta[start : start + length]) % MODEL
 
     def _differ(self, k: int, uploads: Uploads, words: IntArray) -> Uploads:
@@ -183,8 +180,7 @@ class Ranks(Local):
 
     def from_first(self, make: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
         """Return on every rank what rank 0 makes, however long it takes."""
-        data = pack(make()) if self.is_first else b""
-        return unpack(self.links.broadcast(data, what, PATIENT), f"rank 0's {what}")
+        return unpack(self.links.broadcast(pack(make()) if self.is_first else b"", what, PATIENT), f"rank 0's {what}")
 
     def collect(self, problem: Problem) -> None:
         """Let rank 0 know what of the problem belongs to the workers of the others, such as BatchNorm's statistics."""
@@ -252,8 +248,7 @@ class FlagExchange:
                 rows[:, columns[name]] = value
         if own.reports is not None:
             rows[:, [columns[name] for name in REPORTS]] = own.reports
-        first = own.control + CONTROLS * word  # below 2^53, where float64 is exact
-        head = [first] if checksum is None else [first, checksum]
+        head = [own.control + CONTROLS * word, *(() if checksum is None else (checksum,))]  # exact: below 2^53
         said = torch.from_numpy(np.concatenate([head, rows.reshape(-1)]))
         heard = self._tell(said, [len(head) + count for count in self._numbers])
         heads = np.stack([numbers[: len(head)] for numbers in heard])
@@ -287,7 +282,6 @@ class FlagExchange:
         if own.left is not None:  # of the others it may not be known
             left[self.mine] = own.left
         losses = told["loss"][np.isfinite(told["loss"])] if "loss" in told else ()
-        sums = heads[:, 1:]
         return sizes, Uploads(
             uploaded,
             int(np.count_nonzero(uploaded)),
@@ -298,7 +292,7 @@ class FlagExchange:
             reports=np.stack([told[name] for name in REPORTS], -1) if REPORTS[0] in told else None,
             loss=float(np.mean(losses)) if len(losses) else None,
             control=int(heads[:, 0].max()),
-            differing=tuple(np.flatnonzero((sums != sums[0]).any(1)).tolist()),
+            differing=tuple(np.flatnonzero((heads[:, 1:] != heads[0, 1:]).any(1)).tolist()),
         )
 
 
