@@ -101,7 +101,8 @@ class Images:
 
 def run(data: Images, settings: Mapping[str, Any], seed: int, target: float, most: float = float("inf")) -> Row:
     """Train over the grid until the target, the limit of rounds, or more bytes both ways than `most`."""
-    config = {"workers": NODES, "local-steps": STEPS, "seed": seed, "rounds": CAP, "wait": 60.0, **settings}
+    bound = {} if settings.get("algorithm") == "sparseloco" else {"robust": "none"}  # as published
+    config = {"workers": NODES, "local-steps": STEPS, "seed": seed, "rounds": CAP, "wait": 60.0, **bound, **settings}
     grid = Inline(client_app(lambda _, worker: data.problem(worker, seed)), NODES, config)
     training, federation, trained = serve(grid, Settings.from_config(config), data.model(seed))
     federation.gather(60.0)

@@ -29,12 +29,10 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ({"decay": 0.9}, "only a residual decays, and the belief is replace: take residual", [RESIDUAL]),
     ({"decay": 0.9, **DIFFERENCE}, "only a residual decays, and the belief is difference: take residual", [RESIDUAL]),
     (
-        {"robust": "median-clip"},
-        "median-clip scales what a round adds up, and under replace what was said stays in the sum for longer: "
-        "take residual",
-        [RESIDUAL],
+        {"robust": "trimmed", "codec": "topk0.1", **RESIDUAL},
+        "under residual a sparse message speaks of few: take median-clip",
+        [{"robust": "median-clip"}],
     ),
-    ({"robust": "median-clip", **DIFFERENCE}, "stays in the sum for longer: take residual", [RESIDUAL]),
     (
         {"rule": "ps", **RESIDUAL},
         "Take ps with replace or difference, or a worker's rule such as wk2",
@@ -168,9 +166,9 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         {"rule": "lag", "codec": "topk0.3+blocks3", "robust": "median-clip", **RESIDUAL},
-        "median-clip compares what all uploads say of a tensor, and with blocks some leave it out: leave one of the "
-        "two out",
-        [{"robust": None}, {"codec": "topk0.3"}],
+        "a bound compares what all uploads say of a tensor, and with blocks some leave it out: take difference, or "
+        "robust = none",
+        [{"robust": None}, {"codec": "topk0.3"}, DIFFERENCE],
     ),
     (
         {"rule": "laq", "codec": "qsgd4+blocks3", **DIFFERENCE},

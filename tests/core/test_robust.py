@@ -81,5 +81,7 @@ def test_what_is_heard_at_once_and_what_comes_as_messages_add_up_to_the_same(kin
 
 
 def test_a_bound_that_is_none_is_refused_in_one_line() -> None:
-    with pytest.raises(LasgError, match=r"^unknown bound on the workers' influence 'mean': one of median-clip$"):
+    with pytest.raises(
+        LasgError, match=r"^unknown bound on the workers' influence 'mean': one of median-clip, trimmed, none$"
+    ):
         Stages(belief="residual", robust="mean")  # type: ignore[arg-type]

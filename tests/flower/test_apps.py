@@ -16,7 +16,7 @@ from lasg.core.arrays import host
 from lasg.core.optimizers import ClosedFormSGD
 from lasg.core.training import Hosted, Training
 from lasg.errors import LasgError
-from lasg.flower import Settings, client_app
+from lasg.flower import Settings, apps, client_app
 from lasg.flower.records import GridCarrier
 from lasg.transports.federation import Federation
 from tests.flower.grid import Inline
@@ -39,7 +39,16 @@ def config(name: str) -> dict[str, Any]:
     bits = chosen.codec(8, None)
     codec = "dense" if type(bits).__name__ == "Dense" else "qsgd8"
     steps = chosen.local_steps(3)
-    return {"workers": M, "rule": chosen.rule.name, "codec": codec, "local-steps": steps, "eta": 0.1, "c": 0.3, "D": 10}
+    return {
+        "workers": M,
+        "rule": chosen.rule.name,
+        "codec": codec,
+        "local-steps": steps,
+        "eta": 0.1,
+        "c": 0.3,
+        "D": 10,
+        "robust": "none",
+    }
 
 
 def federated(name: str, dtype: str = "float64") -> tuple[Training, Federation]:
@@ -102,3 +111,10 @@ def test_secure_aggregation_is_refused_with_the_reason() -> None:
 def test_wrong_settings_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
     with pytest.raises(LasgError, match=said):
         Settings.from_config(values)
+
+
+def test_names_stay_with_nodes_but_in_the_simulation_engine_whose_nodes_are_new_in_every_run() -> None:
+    grids: dict[str, Any] = {"node": object(), "key": object.__new__(Inline)}
+    for bind, grid in grids.items():
+        assert apps._admission(grid, Settings(workers=2)).bind == bind
+        assert apps._admission(grid, Settings(workers=2, bind="node")).bind == "node"

@@ -65,6 +65,7 @@ def went_on(kept: Path, tmp_path: Path) -> Callable[..., Path]:
                 Settings.from_config,
                 memories=memories(kept / name) if remembered else None,
                 resume=True,
+                robust="none",  # as it was then; without it the run goes on, bounded
             )
         return folder
 

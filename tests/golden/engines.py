@@ -19,6 +19,7 @@ from lasg.core.training import Hosted, Round, Training
 from lasg.problems.buffers import Buffers
 from lasg.runs import factories
 from lasg.transports.federation import Federation
+from lasg.transports.membership import Admission
 from lasg.transports.nodes import Node
 from lasg.transports.ranks import Ranks
 from tests.golden.cells import LAZY, RANKS, Cell
@@ -238,6 +239,7 @@ def federate(cell: Cell) -> Trace:
             keys,
             away_after=spec.D,
             send_deltas=cell.relay,
+            admission=Admission(samples=tuple(sizes)),  # one of digits has 22 times the others' data
             buffers=Buffers(_network(normed=True), spec.workers) if cell.problem == "normed" else None,
             clock=wire.clock,
             sleep=wire.sleep,

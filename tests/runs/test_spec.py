@@ -101,6 +101,7 @@ def all_specs(draw: st.DrawFn) -> Spec:
         "measured": st.none() | st.integers(1, 99) if network else st.none(),
         "marks": st.none() | st.dictionaries(st.sampled_from(["uploads", "bits", "gradients"]), positive),
         "watch": st.none() | st.lists(st.integers(0, workers - 1), unique=True, max_size=5).map(tuple),
+        "robust": st.sampled_from([None, "median-clip3", "none"]),
         "own_rule": st.just(OWN_RULE) if own else st.none(),
         "own_codec": st.just({"name": "Half", "settings": {"k": 3, "x": 0.5}, "fingerprint": "f0"})
         if own

@@ -36,12 +36,13 @@ def launched(
     restarts: int = 0,
     ranks: int = RANKS,
     output: int = subprocess.PIPE,
+    main: Path = MAIN,
     **environment: str,
 ) -> subprocess.Popen[str]:
     """Start torchrun on a spec, in a process group of its own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", str(restarts)]
-    command += [str(MAIN), "run", str(spec), "--engine", "distributed", "--out", str(folder), *more]
+    command += [str(main), "run", str(spec), "--engine", "distributed", "--out", str(folder), *more]
     return subprocess.Popen(
         command,
         env={**os.environ, **ENVIRONMENT, **environment},

@@ -14,7 +14,7 @@ from lasg.core.codecs import QSGD, Codec, Dense
 from lasg.core.estimators import Estimator, Momentum, MomentumCorrection, Storm
 from lasg.core.further_rules import ALL_RULES, CLAG, FDA, LAQ, VR
 from lasg.core.own_codec import CodecLike, as_codec
-from lasg.core.robust import ROBUST, MedianClip
+from lasg.core.robust import Bound, MedianClip, bound_of_name
 from lasg.core.rules import ALWAYS, LAG, PS, PSE, WK1, WK2, Rule
 from lasg.core.stages import Stages
 from lasg.core.work import OptimizerSteps
@@ -65,7 +65,7 @@ class Algorithm:
     belief: Belief = "replace"
     decay: float = 1.0
     estimator: Estimator | None = None
-    robust: MedianClip | None = None
+    robust: Bound | None = None
     outer: Outer | None = None
     """The server's optimizer; then the task's optimizer takes the workers' steps. None: it is the task's."""
     server: Outer | None = None
@@ -321,7 +321,7 @@ def composition_name(rule: str, codec: str, steps: int, base: Algorithm | None =
     parts = [codec, f"H{steps}"]
     if base is not None:
         parts += [base.belief + (f"{base.decay:g}" if base.decay != 1 else ""), *_estimator_name(base.estimator)]
-        parts += [name for name, robust in ROBUST.items() if base.robust == robust]
+        parts += [] if base.robust is None else [base.robust.name]
         parts += [] if base.outer is None else ["inner"]
         if base.outer not in (None, Outer()):
             raise LasgError(f"{base.name} has an outer optimizer of its own: name the whole, such as {rule}+H20+inner")
@@ -379,10 +379,9 @@ def _part(name: str, part: str, chosen: Mapping[str, Any], known: Mapping[str, C
     if found := re.fullmatch(rf"({'|'.join(ESTIMATORS)})(\d*\.?\d+)?", part):
         kind = ESTIMATORS[found[1]]
         return "estimator", kind(float(found[2])) if found[2] else kind()
-    if part == "inner" or part in ROBUST or BLOCKS.fullmatch(part):
-        return (
-            ("robust", ROBUST[part]) if part in ROBUST else ("outer", Outer()) if part == "inner" else ("blocks", part)
-        )
+    bound = bound_of_name(part)
+    if part == "inner" or bound is not None or BLOCKS.fullmatch(part):
+        return ("outer", Outer()) if part == "inner" else ("blocks", part) if bound is None else ("robust", bound)
     if part in (CODED, FEEDBACK) and isinstance(chosen.get("codec"), str):
         return "codec", f"{chosen['codec']}+{part}"
     _codec_named(part, known)  # refuses what is none

@@ -37,7 +37,7 @@ from lasg.core.arrays import (
 )
 from lasg.core.codecs import Codec, Noise, State, StatefulCodec
 from lasg.core.messages import News
-from lasg.core.robust import MedianClip
+from lasg.core.robust import Bound, bounded_sum
 from lasg.errors import LasgError
 
 Belief = Literal["replace", "difference", "residual"]
@@ -222,19 +222,21 @@ class Listener:
         *,
         whole: bool = False,
         forgetful: bool = False,
-        robust: MedianClip | None = None,
+        robust: Bound | None = None,
         weights: FloatArray | None = None,
         seed: int | None = None,
     ) -> None:
         """Listen to some workers.
 
-        `whole`: news are the sum of all that is believed, not what changed it: a function of what is held, and of
-        nothing that was before. `forgetful`: a worker may begin again, or be dropped, so each has a row of its own.
-        `robust` bounds what each adds to a round's sum, and looks at the `weights`, n_m / N, of all M workers.
-        `seed` is that of the workers' noise, which some codecs decode with: then they are all M.
+        `whole`: news are the sum of all that is believed, a function of what is held alone, not what changed it.
+        `forgetful`: a worker may begin again, or be dropped, so each has a row of its own. `robust` bounds what each
+        adds to the sum, given `weights`, n_m / N, of all M workers; what is not used once it bounds in every round:
+        then each has a row, and news are the whole sum. `seed` is that of the noise, which some codecs decode with.
         """
         self.belief, self.codec, self.robust, self.seed = belief, codec, robust, seed
         self.weights: FloatArray = np.ones(workers) if weights is None else weights
+        self._bound_now = robust.bound if robust is not None and belief == "residual" else None
+        whole = whole or robust is not None
         self.whole = whole or belief == "residual"
         self.like, self.forgetful = theta, forgetful
         self._changed: Array = None
@@ -254,12 +256,12 @@ class Listener:
 
     def pieces(self, uploads: int) -> list[slice]:
         """Cut the uploads of a round into pieces to be heard one after the other; a bound needs all at once."""
-        return [slice(0, uploads)] if self.robust is not None else pieces(uploads, self.like.shape[-1])
+        return [slice(0, uploads)] if self._bound_now else pieces(uploads, self.like.shape[-1])
 
     def hear(self, decoded: Array, who: IntArray | slice) -> Array:
         """Take decoded messages; return the sum of what they change, in double precision."""
-        if self.robust is not None:
-            decoded = self.robust.bound(decoded, self.weights[who])
+        if self._bound_now is not None:
+            decoded = self._bound_now(decoded, self.weights[who])
         if self.belief == "replace":
             changed = change(decoded, self.rows[who]).sum(0)
             self.rows[who] = decoded
@@ -271,8 +273,8 @@ class Listener:
 
     def hear_long(self, changed: Array | None, decoded: Array, who: IntArray) -> None:
         """Take decoded messages one after the other, and add what they change, block by block; None: do not add."""
-        if self.robust is not None:
-            decoded = self.robust.bound(decoded, self.weights[who])
+        if self._bound_now is not None:
+            decoded = self._bound_now(decoded, self.weights[who])
         for row, m in zip(decoded, who.tolist(), strict=True):
             if changed is None:
                 self.rows[m] = row if self.belief == "replace" else self.rows[m] + row
@@ -371,6 +373,8 @@ class Listener:
         """Return the sum of all that is believed, in the run's dtype: the same bits on whichever machine."""
         if len(self.rows) == 1 and self.belief == "replace" and not self.forgetful:
             return self.rows[0]  # not a copy: it is about to be sent
+        if self.robust is not None:
+            return cast(bounded_sum(self.robust, self.rows, self.weights), self.like)
         return cast(float64(self.rows).sum(0), self.like)
 
     def state(self) -> dict[str, Any]:

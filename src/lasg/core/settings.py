@@ -40,6 +40,8 @@ class Settings:
     """How PSE begins."""
     clip: float | None = None
     """The largest norm of a local gradient, before the rule; absent: any."""
+    robust: str | None = None
+    """What bounds how much one worker adds to the sum: median-clip3, trimmed, none; absent: the algorithm's."""
     patience: int | None = None
     """How many rounds in a row a worker's gradient may be NaN or infinite before the run stops; absent: 10."""
 

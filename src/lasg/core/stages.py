@@ -17,8 +17,9 @@ from lasg.core.feedback import Feedback
 from lasg.core.further_rules import ALL_RULES
 from lasg.core.local_models import LocalModels
 from lasg.core.own_codec import as_codec
-from lasg.core.robust import MedianClip, robust_named
+from lasg.core.robust import Bound, Trimmed, as_bound
 from lasg.core.rules import ALWAYS, Probe, Rule, points_of
+from lasg.core.sparse import TopK
 from lasg.core.work import OptimizerSteps, SGDSteps, Work
 from lasg.errors import LasgError
 
@@ -38,15 +39,15 @@ class Stages:
     """H: one gradient, or so many local steps as a pseudo-gradient; with qsr, so many at least."""
     inner: OptimizerSteps | None = None
     """Local steps with an optimizer of the workers' own; None: gradients, or SGD at the server's step size."""
-    robust: MedianClip | None = None
-    """What bounds how much one worker adds to a round's sum; None: nothing."""
+    robust: Bound | None = None
+    """What bounds how much one worker adds to the sum; None: nothing."""
 
     def __post_init__(self) -> None:
         rule: Any = self.rule  # or their names
         codec: Any = self.codec
         object.__setattr__(self, "rule", rule_named(rule) if isinstance(rule, str) else rule)
         object.__setattr__(self, "codec", as_codec(parse(codec) if isinstance(codec, str) else codec))
-        object.__setattr__(self, "robust", robust_named(self.robust))
+        object.__setattr__(self, "robust", as_bound(self.robust))
         if self.inner is not None:
             object.__setattr__(self, "local_steps", self.inner.steps)
         if self.belief not in BELIEFS:
@@ -60,10 +61,10 @@ class Stages:
         rule, estimator = self.rule, self.estimator
         if self.decay != 1 and self.belief != "residual":
             raise LasgError(f"only a residual decays, and the belief is {self.belief}: take residual")
-        if self.robust is not None and self.belief != "residual":
+        if isinstance(self.robust, Trimmed) and self.belief == "residual" and isinstance(self.codec, TopK):
             raise LasgError(
-                f"median-clip scales what a round adds up, and under {self.belief} what was said stays in the sum for "
-                "longer: take residual"
+                "trimmed takes an entry that few workers speak of for an outlier, and under residual a sparse message "
+                "speaks of few: take median-clip"
             )
         if rule.where == "server" and self.belief == "residual":
             raise LasgError(
@@ -131,10 +132,10 @@ class Stages:
             raise LasgError(
                 f"+{FEEDBACK} and {self.belief} both say later what a message leaves out: leave +{FEEDBACK} out"
             )
-        if self.robust is not None:
+        if self.robust is not None and self.belief == "residual":  # under difference it compares what is believed
             raise LasgError(
-                "median-clip compares what all uploads say of a tensor, and with blocks some leave it out: leave one "
-                "of the two out"
+                "a bound compares what all uploads say of a tensor, and with blocks some leave it out: take "
+                "difference, or robust = none"
             )
 
     def _refuse_averages(self) -> None:

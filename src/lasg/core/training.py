@@ -108,7 +108,7 @@ class Training:
         self.server = Server(optimizer, stages, laziness, smoothness, weights)
         self._minibatch_loss = None if self.server.guard is None else minibatch_loss
         wants_loss = self._minibatch_loss is not None
-        plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer, wants_loss, weights)
+        plan = Plan(laziness.workers, stages, theta, seed, laziness.D, optimizer, wants_loss, weights, patience)
         hosting = self.transport.begin(plan)
         self.ids, self.listener, self._here = hosting.ids, hosting.listener, hosting.carries == "news"
         self._all_here = len(self.ids) == laziness.workers

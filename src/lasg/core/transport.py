@@ -68,6 +68,8 @@ class Plan(NamedTuple):
     """Whether the guard wants to know the loss of the minibatches."""
     weights: FloatArray | None = None
     """n_m / N of all workers; None: only the transport will know them."""
+    patience: int = 10
+    """In how many rounds in a row a worker may have no finite gradient."""
 
     def listener(self, workers: int, *, whole: bool = False, forgetful: bool = False) -> Listener:
         """Return a listener to so many workers."""

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ from lasg.runs import factories
 from lasg.runs.files import lock
 from lasg.runs.store import MODEL
 from lasg.transports.federation import Federation
-from lasg.transports.membership import Trouble
+from lasg.transports.membership import Admission, Trouble
 from lasg.transports.nodes import FAILED, Node, Parcel
 
 LINGERING = 60.0
@@ -195,6 +196,7 @@ def serve(
         deadline=settings.deadline,
         away=settings.away,  # type: ignore[arg-type]
         away_after=settings.away_after or settings.D,
+        admission=_admission(grid, settings),
         norm_bound=settings.norm_bound or math.inf,
         send_deltas=settings.relay,
         buffers=buffers if buffers.names else None,
@@ -217,6 +219,12 @@ def serve(
         return copy.deepcopy(module).eval()
 
     return run, federation, trained
+
+
+def _admission(grid: Grid, settings: Settings) -> Admission:
+    """Return who may be which worker; the simulation engine's nodes are this process's, and new in every run."""
+    simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    return replace(settings.admission, bind="key") if simulated and not settings.bind else settings.admission
 
 
 def _summary(run: Training, federation: Federation, model: Path) -> str:
@@ -257,7 +265,7 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
 def _report(trouble: Trouble) -> None:
     who = f"worker {trouble.key}" if trouble.key else "a node"
     again = f", {trouble.times} times in a row" if trouble.times > 1 else ""
-    what = f"failed{again}" if trouble.times else f"(node {trouble.node}) is refused"
+    what = f"failed{again}" if trouble.times else f"(node {trouble.node}) is {'taken' if trouble.taken else 'refused'}"
     say(WARNING, f"round {trouble.round}: {who} {what}: {trouble.reason}")
 
 

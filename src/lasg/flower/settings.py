@@ -19,6 +19,10 @@ from lasg.core.server import RHO, Laziness
 from lasg.core.settings import Settings as Shared
 from lasg.errors import LasgError
 from lasg.runs.spec import OUTER, OWN, Spec
+from lasg.transports.membership import Admission
+
+ROBUST = "median-clip3"
+"""The bound on a worker's influence that serves unless another is chosen: see docs/security.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,15 @@ class Settings:
     """What becomes of the contribution of a worker that is away: keep, drop, or stop the run."""
     away_after: int = 0
     """Rounds without an answer after which a worker is away; 0 is D."""
+    robust: str = ""
+    """What bounds how much one worker adds: median-clip3, trimmed, none; empty: the algorithm's, or `ROBUST`."""
+    bind: str = ""
+    """node: a worker's key belongs to the first node that says it; key: to whoever says it while nobody else has it;
+    empty: node, but key in Flower's simulation engine, whose nodes are this machine's own."""
+    nodes: str = ""
+    """The workers' nodes by their numbers, with commas, in the workers' order; empty: see bind."""
+    samples: str = ""
+    """How many samples each worker counts for, with commas; empty: what it says, bounded by what the others say."""
     norm_bound: float = 0.0
     """The largest norm of a contribution that is believed; 0 is no limit."""
     relay: bool = True
@@ -118,12 +131,19 @@ class Settings:
         if not self.deadline > 0:
             raise LasgError(f"deadline must be a number of seconds, got {self.deadline}")
         self.spec  # noqa: B018 (refuses what no run takes)
+        self.admission.check(self.names)
 
     @property
     def names(self) -> list[str]:
         """The workers' keys, in their order."""
         given = [name.strip() for name in self.keys.split(",") if name.strip()]
         return given or [str(m) for m in range(self.workers)]
+
+    @property
+    def admission(self) -> Admission:
+        """Who may be which worker, and how much it counts for."""
+        numbers = {name: _integers(name, getattr(self, name)) for name in ("nodes", "samples")}
+        return Admission(bind=self.bind or "node", **numbers)  # type: ignore[arg-type]
 
     @property
     def stages(self) -> Stages:
@@ -145,6 +165,7 @@ class Settings:
         how_lazy: dict[str, Any] = {"rho": self.rho} if self.c < 0 else {"c": self.c}
         how_lazy |= {} if self.variance_bound < 0 else {"variance_bound": self.variance_bound}
         outer: dict[str, Any] = {name: getattr(self, name) or None for name in OUTER}
+        robust = self.robust or (ROBUST if chosen.robust is None else None)
         alike = ("eta", "D", "window", "seed", "optimizer", "optimizer_options", "schedule", "schedule_options")
         return Spec(
             task=self.task,
@@ -158,6 +179,7 @@ class Settings:
             H=self.local_steps,
             evaluate=self.evaluate_every,
             clip=self.clip or None,
+            robust=robust,
             **{name: getattr(self, name) for name in alike},
             **outer,
             **how_lazy,
@@ -167,3 +189,11 @@ class Settings:
     def laziness(self) -> Laziness:
         """The constants of the rules."""
         return self.spec.laziness
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    """Return numbers with commas between them."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.lstrip("-").isdecimal() for word in words):
+        raise LasgError(f"{name} must be whole numbers with commas between them, got {text!r}")
+    return tuple(int(word) for word in words)

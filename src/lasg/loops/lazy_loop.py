@@ -324,6 +324,7 @@ def lazy(
     outer: type[torch.optim.Optimizer] | None = None,
     outer_options: Mapping[str, Any] | None = None,
     weight: float | None = None,
+    robust: str | None = None,
     delay: int = 0,
     buffers: PoolBuffers = "end",
     exchange: str = "auto",
@@ -340,17 +341,18 @@ def lazy(
     far it moved, as the algorithm's codec has it, and all take the step of the `outer` optimizer on the mean: the
     algorithm's own, or this class with these options (`lr` among them). Of several optimizers the first counts.
 
-    `weight` is this rank's share of the objective, 1 / ranks by default. With `delay=1` messages travel while the next
-    steps are computed, and count one round later. Buffers such as BatchNorm's are pooled at the end, after every
-    `round`, or `never`. `exchange`, `relay`, `check_every`, `patience`, `seed`, `group` and `timeout` are as for
-    LazyOptimizer.
+    `weight` is this rank's share of the objective, 1 / ranks by default. `robust` bounds what one rank adds to a round
+    (median-clip3, trimmed, none; absent: the algorithm's); messages then go to every rank. With `delay=1` messages
+    travel while the next steps are computed, and count one round later. Buffers such as BatchNorm's are pooled at the
+    end, after every `round`, or `never`. `exchange`, `relay`, `check_every`, `patience`, `seed`, `group` and `timeout`
+    are as for LazyOptimizer.
 
     Use it as a context manager, or keep the object and call `close()` at the end: that closes a last, shorter round. A
     rank whose data end first is silent from then on; nobody loses a round by it.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check(model, optimizers, every, delay, buffers)
-    stages, own_outer = choose_stages(algorithm)
+    stages, own_outer = choose_stages(algorithm, robust)
     if outer is None and outer_options:
         raise LasgError("outer_options are those of `outer`: name its class too, such as outer=torch.optim.SGD")
     stepping = own_outer if outer is None else (outer, dict(outer_options or {}))

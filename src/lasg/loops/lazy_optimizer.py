@@ -64,6 +64,7 @@ class LazyOptimizer(torch.optim.Optimizer):
         window: int = 10,
         weight: float | None = None,
         clip: float | None = None,
+        robust: str | None = None,
         exchange: str = "auto",
         relay: int = 0,
         patience: int = PATIENCE,
@@ -80,17 +81,19 @@ class LazyOptimizer(torch.optim.Optimizer):
         paper's constant, in place of rho and without a guard; `guard` sets that either way.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
-        local gradient, before the rule sees it. `exchange` is auto, direct, scatter or hub, and `relay` the hub's rank.
-        Every `check_every` rounds the ranks compare checksums of their models, and in every other round a piece of them
-        (0: never); one that differs takes rank 0's, with a warning. Optimizers that are set otherwise on some ranks are
-        refused in any round. The group is the default one; without any this process is the only worker, and nothing
-        is encoded.
+        local gradient, before the rule sees it. `robust` bounds what one rank adds (median-clip3, trimmed; absent: the
+        algorithm's): messages then go to every rank. `exchange` is auto, direct, scatter or hub, and `relay` the hub's
+        rank. Every `check_every` rounds the ranks compare checksums of their models, and in every other round a piece
+        of them (0: never); one that differs takes rank 0's, with a warning. Optimizers that are set otherwise on some
+        ranks are refused in any round. The group is the default one; without any this process is the only worker, and
+        nothing is encoded.
         """
         self.flat = FlatView(_named(optimizer))
         self.optimizer = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         links = Links(group, timeout)
         stages = _with_momentum_of(optimizer, choose_stages(algorithm, rule, codec, one_gradient=True))
+        stages = stages if robust is None else dataclasses.replace(stages, robust=robust)  # type: ignore[arg-type]
         if links.ranks == 1:  # nothing travels: rounding would save nothing
             stages = dataclasses.replace(stages, codec=Dense())
         laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)

@@ -58,7 +58,7 @@ def named_parameters(model: nn.Module, optimizers: Sequence[torch.optim.Optimize
     return list(found.values())
 
 
-def choose_stages(name: str) -> tuple[Stages, Outer]:
+def choose_stages(name: str, robust: str | None = None) -> tuple[Stages, Outer]:
     """Return the stages that say moves, and the algorithm's outer optimizer."""
     chosen = algorithm(name)
     if chosen.rule.where == "all":
@@ -67,6 +67,7 @@ def choose_stages(name: str) -> tuple[Stages, Outer]:
             f"one must average in every round: take {LOCAL_DEFAULT} or diloco, with a larger `every`"
         )
     stages = dataclasses.replace(chosen.stages(), inner=None, local_steps=1)
+    stages = stages if robust is None else dataclasses.replace(stages, robust=robust)  # type: ignore[arg-type]
     if stages.rule.name != "always" or chosen.server is not None:
         raise LasgError(
             f"{name} decides by gradients, and lasg.lazy says how far the model moved: take {LOCAL_DEFAULT}, diloco or "

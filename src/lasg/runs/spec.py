@@ -237,7 +237,8 @@ class Spec(Settings):
     @property
     def stages(self) -> Stages:
         """One choice per stage of a round."""
-        return self.composition.stages(bits=self.bits, bucket=self.bucket, H=self.H, inner=self._inner)
+        stages = self.composition.stages(bits=self.bits, bucket=self.bucket, H=self.H, inner=self._inner)
+        return stages if self.robust is None else replace(stages, robust=self.robust)  # type: ignore[arg-type]
 
     @property
     def _inner(self) -> dict[str, Any]:

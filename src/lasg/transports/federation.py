@@ -24,7 +24,7 @@ from lasg.core.rules import REPORTED
 from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
 from lasg.packing import pack
-from lasg.transports.membership import Carrier, Membership, Report
+from lasg.transports.membership import Admission, Carrier, Membership, Report
 from lasg.transports.model_deltas import DeltaLog, Told, encode_steps, tells_sums
 from lasg.transports.nodes import Answer, Checker, Parcel, agreed_settings, require
 
@@ -59,6 +59,7 @@ class Federation(Local):
         deadline: float = DEADLINE,
         away: Away = "keep",
         away_after: float,
+        admission: Admission = Admission(),  # noqa: B008 (it is frozen)
         norm_bound: float = math.inf,
         send_deltas: bool = True,
         buffers: Buffers | None = None,
@@ -66,7 +67,7 @@ class Federation(Local):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take the workers' keys: a node is worker m if it says key m.
+        """Take the workers' keys: a node is worker m if it says key m, and may, as `admission` says.
 
         A worker that has not answered for `away_after` rounds is `away`: its contribution is kept or dropped, or the
         run stops. With `send_deltas` a node that has an older model is told what changed it, where that is shorter than
@@ -75,7 +76,7 @@ class Federation(Local):
         """
         if away not in ("keep", "drop", "stop"):
             raise LasgError(f"away must be keep, drop or stop, got {away!r}")
-        self.members = Membership(carrier, keys, report=report, clock=clock, sleep=sleep)
+        self.members = Membership(carrier, keys, admission=admission, report=report, clock=clock, sleep=sleep)
         self.keys, self.deadline, self.away, self.away_after = list(keys), deadline, away, away_after
         self.norm_bound, self.send_deltas, self.buffers = norm_bound, send_deltas, buffers
         self.run = uuid.uuid4().hex
@@ -84,6 +85,8 @@ class Federation(Local):
         self.held: list[int] = [NEVER] * len(keys)
         """Each worker's last upload, by the name that both sides know it by."""
         self.rounds_unanswered: IntArray = np.zeros(len(keys), np.int64)
+        self.rounds_broken: IntArray = np.zeros(len(keys), np.int64)
+        """In how many rounds in a row a worker's gradient was not finite."""
 
     def begin(self, plan: Plan) -> Hosting:
         """Host nobody: the server has no data."""
@@ -94,7 +97,7 @@ class Federation(Local):
         self.estimates = plan.stages.rule.estimate is not None
         self.checker = Checker(self.listener, plan.stages, norm_bound=self.norm_bound, buffers=self.buffers)
         self.members.settings = agreed_settings(plan.stages, plan.D, plan.seed, plan.theta, self.buffers)
-        self.optimizer, self.robust = plan.optimizer, plan.stages.robust is not None
+        self.optimizer, self.robust, self.patience = plan.optimizer, plan.stages.robust is not None, plan.patience
         # A sum is as long as the model: for that no node needs to know an optimizer's momenta.
         follows = self.send_deltas and (plan.optimizer.plain or not tells_sums(plan.stages, plan.theta))
         self.deltas = DeltaLog(plan.stages, plan.theta) if follows else None
@@ -129,9 +132,27 @@ class Federation(Local):
                 members.sleep(members.carrier.pause)
         if not now.answers:
             members.stop_if_all_fail(members.node_of_worker.values())
+        self._exclude_broken(now.answers)
+        members.stop_if_all_excluded()
         self.rounds_unanswered[list(wanted)] += 1
         self.rounds_unanswered[list(now.answers)] = 0
         return self._together(now, gone)
+
+    def _exclude_broken(self, answers: dict[int, Answer]) -> None:
+        """Exclude nodes whose gradients are not finite for ever, while any other worker works.
+
+        Where none does, the run ends as everywhere: see `Training.step`.
+        """
+        broken = self.rounds_broken
+        for m, answer in answers.items():
+            broken[m] = broken[m] + 1 if answer.kind == "broken" else 0
+        for m in np.flatnonzero(broken >= self.patience).tolist():
+            node = self.members.node_of_worker.get(m)
+            works = any(broken[other] < self.patience for other in self.members.node_of_worker)
+            if node is not None and works:
+                self.members.exclude(node, self.keys[m], f"excluded: no finite gradient in {broken[m]} rounds in a row")
+                broken[m] = 0
+                del answers[m]
 
     def _gone(self) -> list[int]:
         """Do what was chosen with workers that are away; return whose contribution is dropped."""
@@ -225,6 +246,9 @@ class Federation(Local):
     def _together(self, now: OpenRound, gone: Sequence[int]) -> Uploads:
         """Hear what was uploaded; return what all workers answered."""
         k, answers, everybody = now.request.k, now.answers, range(len(self.keys))
+        for m in [m for m in self.members.excluded if self.held[m] != NEVER]:  # with the node goes what it said
+            self.held[m] = NEVER
+            gone = sorted({*gone, m})
         uploads = {m: answers[m] for m in everybody if m in answers and answers[m].kind == "upload"}
         broken = np.array([m in answers and answers[m].kind == "broken" for m in everybody])
         again = [m for m, answer in uploads.items() if self.checker.chained and answer.base == NEVER]
@@ -268,7 +292,7 @@ class Federation(Local):
     def load_pooled_buffers(self) -> None:
         """Give the server's module the buffers of all whose contributions serve, pooled by their samples."""
         if self.buffers is not None:
-            samples = np.where(np.array(self.held) != NEVER, self.members.samples, 0)
+            samples = np.where(np.array(self.held) != NEVER, self.members.counted, 0)
             self.buffers.load_pooled(samples / max(1, samples.sum()))
 
     # -- what survives the server -------------------------------------------------------------------------------
@@ -281,6 +305,7 @@ class Federation(Local):
             "listener": self.listener.state(),
             "uploads": self.held,
             "unheard": self.rounds_unanswered,
+            "broken": self.rounds_broken,
             "buffers": {} if self.buffers is None else self.buffers.state(),
             "held": [] if self.deltas is None else self.deltas.state(),
         }
@@ -294,6 +319,8 @@ class Federation(Local):
         self.listener.restore(heard)
         self.held = list(state["uploads"]) if "uploads" in state else host(state["last"]).tolist()
         self.rounds_unanswered = host(state["unheard"]).copy()
+        if "broken" in state:
+            self.rounds_broken = host(state["broken"]).copy()
         if self.buffers is not None and state.get("buffers"):  # older checkpoints have none: uploads bring them
             self.buffers.restore(state["buffers"])
         if self.deltas is not None:

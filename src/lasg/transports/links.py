@@ -39,6 +39,8 @@ SLOWEST = 12_500.0
 """Bytes a second, 100 kbit/s: a message that comes slower is lost."""
 PATIENT = 7 * 24 * 3600.0
 """Seconds that may pass while a rank does what takes long: fetches data, measures the loss over all samples."""
+RUN_WORD = "LASG_SECRET"
+"""The environment variable with a word that all ranks of a run know, and nobody else."""
 READY_BYTES = 1 << 20
 """For messages up to so long there is room before they come."""
 
@@ -75,6 +77,15 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+def _place() -> str:
+    """Return the name below which lasg writes to the store: whoever reaches it and knows no secret cannot guess it.
+
+    Without a secret it is torchrun's --rdzv-id, which `--standalone` draws at random.
+    """
+    words = [os.environ.get(name, "") for name in (RUN_WORD, "TORCHELASTIC_RUN_ID")]
+    return f"lasg/{hashlib.sha256(' '.join(words).encode()).hexdigest()[:32]}"
+
+
 def _attempt(store: Store, rank: int, ranks: int, timeout: float) -> str:
     """Return a name that all ranks of this attempt share, and no other attempt has.
 
@@ -82,25 +93,25 @@ def _attempt(store: Store, rank: int, ranks: int, timeout: float) -> str:
     it, and go on when rank 0 has seen them: whoever read the name of an earlier attempt reads again.
     """
     deadline = time.monotonic() + timeout
-    own = uuid.uuid4().hex
+    own, place = uuid.uuid4().hex, _place()
     if rank == 0:
-        store.set("lasg/attempt", own)
+        store.set(f"{place}/attempt", own)
         for other in range(1, ranks):
-            _until(lambda other=other: store.check([f"lasg/{own}/{other}"]), deadline, f"rank {other}")  # type: ignore[misc]
-            store.set(f"lasg/{own}/seen/{store.get(f'lasg/{own}/{other}').decode()}", "yes")
-        return f"lasg/{own}"
+            _until(lambda other=other: store.check([f"{place}/{own}/{other}"]), deadline, f"rank {other}")  # type: ignore[misc]
+            store.set(f"{place}/{own}/seen/{store.get(f'{place}/{own}/{other}').decode()}", "yes")
+        return f"{place}/{own}"
     found = ""
 
     def seen() -> bool:
         nonlocal found
-        if not store.check(["lasg/attempt"]):
+        if not store.check([f"{place}/attempt"]):
             return False
-        found = store.get("lasg/attempt").decode()
-        store.set(f"lasg/{found}/{rank}", own)
-        return store.check([f"lasg/{found}/seen/{own}"])
+        found = store.get(f"{place}/attempt").decode()
+        store.set(f"{place}/{found}/{rank}", own)
+        return store.check([f"{place}/{found}/seen/{own}"])
 
     _until(seen, deadline, "rank 0")
-    return f"lasg/{found}"
+    return f"{place}/{found}"
 
 
 def _until(done: Callable[[], bool], deadline: float, who: str) -> None:

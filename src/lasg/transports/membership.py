@@ -1,4 +1,8 @@
-"""Which nodes are there, and which of them is which worker. A node is worker m if it says key m."""
+"""Which nodes are there, and which of them is which worker: the one that says its key, and may.
+
+What a node says of itself is not believed further than `Admission` says: a worker's key belongs to the first node that
+says it, and how many samples a node says that it has counts up to a multiple of what the others say.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +27,41 @@ FAILURES = 3
 LONGEST_REASON = 300
 """Characters of a node's own words that are repeated: one line, whatever it sends."""
 LONGEST_PAUSE = 64.0
-"""Seconds, at most, after which a node that failed when it was greeted is greeted again."""
+"""Seconds, at most, after which a node that failed, or was refused, when it was greeted is greeted again."""
+SAMPLES_BOUND = 5
+"""Samples that a node says it has count up to so many times the median of what the others say."""
+MOST_SAMPLES = 10**12
+"""Whoever says more is not believed at all."""
+Bind = Literal["node", "key"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Who may be which worker, and how much it counts for."""
+
+    bind: Bind = "node"
+    """node: a worker's key belongs to the first node that says it, for good, also after the server went on from a
+    checkpoint. key: to whoever says it while no other node has it."""
+    nodes: tuple[int, ...] = ()
+    """The nodes that the workers are, in their order; none: see `bind`."""
+    samples: tuple[int, ...] = ()
+    """How many samples each worker counts for; none: what it says, bounded by what the others say."""
+
+    def check(self, keys: Sequence[str]) -> None:
+        """Refuse what does not fit these workers."""
+        if self.bind not in ("node", "key"):
+            raise LasgError(f"bind must be node or key, got {self.bind!r}")
+        for name, values in {"nodes": self.nodes, "samples": self.samples}.items():
+            if values and len(values) != len(keys):
+                raise LasgError(f"{name} must be one number per worker, {len(keys)}, got {len(values)}")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise LasgError("nodes names a node twice: a node is one worker")
+        if any(not 1 <= count <= MOST_SAMPLES for count in self.samples):
+            raise LasgError(f"samples must be from 1 to {MOST_SAMPLES:g}, got {list(self.samples)}")
+
+
+class GreetingError(LasgError):
+    """A greeting was answered, and the node cannot be a worker as things are: it is greeted again later."""
 
 
 class Carrier(Protocol):
@@ -56,6 +95,8 @@ class Trouble(NamedTuple):
     reason: str
     times: int = 0
     """Errors in a row, reported at 1, 2, 4, 8 ..., so that a node that fails for ever fills no log; 0: refused."""
+    taken: bool = False
+    """Whether what the node said was used all the same, as far as it is believed."""
 
 
 Report = Callable[[Trouble], None]
@@ -69,11 +110,14 @@ class Membership:
         carrier: Carrier,
         keys: Sequence[str],
         *,
+        admission: Admission,
         report: Report | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         """Take the workers' keys, in their order."""
+        admission.check(keys)
+        self.admission = admission
         self.carrier, self.keys, self.strikes_allowed = carrier, list(keys), STRIKES
         self.report, self.clock, self.sleep = report or (lambda _: None), clock, sleep
         self.settings: dict[str, Any] = {}
@@ -81,6 +125,11 @@ class Membership:
         self.k = 0
         """The round that is open, for reports."""
         self.samples: IntArray = np.zeros(len(self.keys), np.int64)
+        """As the nodes say: 0 of those that have not come. `counted` is what serves."""
+        self.owners: dict[int, int] = dict(enumerate(admission.nodes))
+        """The node that each worker's key belongs to, where it is bound."""
+        self.excluded: dict[int, str] = {}
+        """Workers whose nodes were excluded, and why."""
         self.refused: list[Trouble] = []
         """By this server; `refusals` counts those of its incarnations before, too."""
         self.refusals = 0
@@ -99,12 +148,34 @@ class Membership:
         """The last error of each node that has not answered since."""
         self._greeted: dict[str, int] = {}
         self._greet_at: dict[int, float] = {}
-        """When a node is greeted again: once its greeting has failed; until then, never."""
+        """When a node is greeted again: once its greeting has failed or was refused; until then, never."""
+        self._waits_for: dict[int, int] = {}
+        """Nodes that would be a worker if another one were not."""
+        self._turned_away: Counter[int] = Counter()
+        """How often in a row a node could not be a worker when it was greeted."""
+
+    @property
+    def counted(self) -> FloatArray:
+        """How many samples each worker counts for: of those that have said how many they have."""
+        claimed = self.samples.astype(np.float64)
+        if self.admission.samples:
+            claimed = np.array(self.admission.samples, np.float64)
+        claimed[list(self.excluded)] = 0
+        if self.admission.samples:
+            return claimed
+        there = np.flatnonzero(claimed > 0)
+        if len(there) > 1:
+            order = there[np.argsort(claimed[there], kind="stable")]
+            middle = (len(there) - 2) // 2  # of the others; of an even number the lower one
+            medians = np.where(np.arange(len(there)) <= middle, claimed[order[middle + 1]], claimed[order[middle]])
+            claimed[order] = np.minimum(claimed[order], SAMPLES_BOUND * medians)
+        return claimed
 
     @property
     def weights(self) -> FloatArray:
         """n_m / N, of those that have said how much data they have."""
-        weights: FloatArray = self.samples / max(1, self.samples.sum())
+        counted = self.counted
+        weights: FloatArray = counted / max(1, counted.sum())
         return weights
 
     def push(self, node: int, parcel: Parcel) -> str:
@@ -120,8 +191,10 @@ class Membership:
         end = self.clock() + seconds
         while True:
             self.meet()
-            missing = [key for key, samples in zip(self.keys, self.samples, strict=True) if not samples]
+            expected = [m for m in range(len(self.keys)) if m not in self.excluded]
+            missing = [self.keys[m] for m in expected if not self.samples[m]]
             if self.node_of_worker and not missing:
+                self._report_bounded()
                 return
             there = set(self.carrier.nodes())
             if len(there) >= len(self.keys):
@@ -140,6 +213,22 @@ class Membership:
                 f"every node failed {FAILURES} times in a row, so the run ends: {self._failures_in_words()}. "
                 "Look at the model and the data; resume=true goes on from the last checkpoint, if there is one"
             )
+
+    def _report_bounded(self) -> None:
+        """Say whose samples count for less than it says."""
+        for m, counts in enumerate(self.counted.tolist()):
+            if not self.admission.samples and 0 < counts < self.samples[m]:
+                says = (
+                    f"it says that it has {self.samples[m]} samples, more than {SAMPLES_BOUND} times what others have"
+                )
+                reason = f"{says}: counted as {counts:.0f}. The setting samples says what counts"
+                self.report(Trouble(self.k, self.node_of_worker.get(m, 0), self.keys[m], reason, taken=True))
+
+    def stop_if_all_excluded(self) -> None:
+        """End a run that nobody may do any more: say why."""
+        if len(self.excluded) == len(self.keys):
+            reasons = "; ".join(f"worker {self.keys[m]}: {reason}" for m, reason in list(self.excluded.items())[:3])
+            raise LasgError(f"every worker's node was excluded, so the run ends: {reasons}")
 
     def _times_failed(self, node: int) -> int:
         """Return how often a node has failed in a row."""
@@ -169,16 +258,32 @@ class Membership:
         for name, parcel in self.carrier.pull(list(self._greeted)):
             node = self._greeted.pop(name)
             if self.failed(node, "", parcel):
-                pause = min(LONGEST_PAUSE, 2.0 ** max(0, self._times_failed(node) - 1))  # longer after every error
-                self._greet_at[node] = self.clock() + pause
+                self._greet_later(node, self._times_failed(node))  # longer after every error
                 continue
             assert parcel is not None
             self.failures.pop(node, None)
             try:
                 come.append(self._recognise(node, parcel, there))
+                self._turned_away.pop(node, None)
+            except GreetingError as error:
+                self._turn_away(node, str(error))
             except LasgError as error:
                 self.refuse(node, "", str(error))
+                self._greet_later(node, self.strikes[node])
         return come
+
+    def _greet_later(self, node: int, times: int) -> None:
+        """Greet a node again, the later the more often it was in vain."""
+        self._greet_at[node] = self.clock() + min(LONGEST_PAUSE, 2.0 ** max(0, times - 1))
+
+    def _turn_away(self, node: int, reason: str) -> None:
+        """Refuse a node that may be a worker later: reported at the first, second, fourth, eighth ... time in a row."""
+        self._turned_away[node] += 1
+        times = self._turned_away[node]
+        self._greet_later(node, times)
+        if times & (times - 1) == 0:
+            self.refusals += 1
+            self._note_refused(node, "", reason)
 
     def _recognise(self, node: int, parcel: Parcel, there: set[int]) -> int:
         """Take a node as the worker whose key it says."""
@@ -186,22 +291,44 @@ class Membership:
         kind, key, samples, differs = said
         known = kind == "here" and isinstance(key, str) and is_integer(samples) and samples >= 1
         require(known, "it did not say who it is")
-        require(key in self.keys, f"nobody knows its key {key[:80]!r}")
-        require(not differs, f"{key} was set up otherwise: {str(differs)[:500]}")
+        require(samples <= MOST_SAMPLES, f"it says that it has {samples} samples, above {MOST_SAMPLES:g}")
+        if key not in self.keys:
+            raise GreetingError(f"nobody knows its key {key[:80]!r}")
+        if differs:
+            raise GreetingError(f"{key} was set up otherwise: {str(differs)[:500]}")
         m = self.keys.index(key)
-        before = self.node_of_worker.get(m, node)
-        require(before == node or before not in there, f"another node is {key}")
-        same = self.samples[m] in (0, samples)
-        require(same, f"{key} had {self.samples[m]} samples, and now has {samples}")
+        self._claim(m, node, there)
+        if self.samples[m] not in (0, samples) and not self.admission.samples:
+            raise GreetingError(f"{key} had {self.samples[m]} samples, and now has {samples}")
         self.node_of_worker[m], self.samples[m] = node, samples
+        self.excluded.pop(m, None)
+        self._waits_for.pop(node, None)
+        if self.admission.bind == "node":
+            self.owners[m] = node
         self.told.pop(m, None)
         self.starts[m] = parcel.head.get("start")
         return m
 
+    def _claim(self, m: int, node: int, there: set[int]) -> None:
+        """Refuse a node as worker m where another one is it, or where its key belongs to another one."""
+        key, before = self.keys[m], self.node_of_worker.get(m, node)
+        if before != node and before in there:
+            self._waits_for[node] = m
+            raise GreetingError(f"another node is {key}")
+        if self.owners.get(m, node) != node:
+            why = 'with bind = "key" whoever says a key first is its worker, and may come back as another node'
+            raise GreetingError(f"{key} belongs to node {self.owners[m]}: {why}")
+        other = [self.keys[n] for n, owner in self.owners.items() if owner == node and n != m]
+        if other:
+            raise GreetingError(f"it says that it is {key}, and is {other[0]}: a node is one worker")
+
     def _drop(self, m: int) -> None:
-        """Know no node of a worker."""
+        """Know no node of a worker; who was refused as a second one is greeted again."""
         del self.node_of_worker[m]
         self.told.pop(m, None)
+        for node in [node for node, wanted in self._waits_for.items() if wanted == m]:
+            self._greet_at[node] = -math.inf
+            del self._waits_for[node]
 
     def failed(self, node: int, key: str, parcel: Parcel | None) -> bool:
         """Tell whether an answer is none: it was lost, or the node says that it failed, which is then reported."""
@@ -222,20 +349,29 @@ class Membership:
         """Count a refused answer; exclude a node that has too many."""
         self.refusals += 1
         self.strikes[node] += 1
-        told = [reason]
+        self._note_refused(node, key, reason)
         if self.strikes[node] >= self.strikes_allowed:
-            for m in [m for m, other in self.node_of_worker.items() if other == node]:
-                self._drop(m)
-            told.append(f"excluded after {self.strikes[node]} refused answers")
-        for text in told:
-            self.refused.append(Trouble(self.k, node, key, text))
-            self.report(self.refused[-1])
+            self.exclude(node, key, f"excluded after {self.strikes[node]} refused answers")
+
+    def exclude(self, node: int, key: str, reason: str) -> None:
+        """Ask a node no more, and count its worker's data for nothing."""
+        self.strikes[node] = max(self.strikes[node], self.strikes_allowed)
+        for m in [m for m, other in self.node_of_worker.items() if other == node]:
+            self._drop(m)
+            self.excluded[m] = reason
+        self._note_refused(node, key, reason)
+
+    def _note_refused(self, node: int, key: str, reason: str) -> None:
+        self.refused.append(Trouble(self.k, node, key, reason))
+        self.report(self.refused[-1])
 
     def state(self) -> dict[str, Any]:
         """Return what survives the server."""
         return {
             "settings": self.settings,
             "samples": self.samples,
+            "owners": [[m, node] for m, node in self.owners.items()],
+            "excluded": [[m, reason] for m, reason in self.excluded.items()],
             "strikes": [[node, count] for node, count in self.strikes.items()],
             "bytes": [self.bytes_down, self.bytes_up],
             "refused": self.refusals,
@@ -245,6 +381,9 @@ class Membership:
         """Go on from a checkpoint's state: every node is met again."""
         self.samples = host(state["samples"]).copy()
         self.strikes = Counter(dict(state["strikes"]))
+        if self.admission.bind == "node" and not self.admission.nodes:  # older checkpoints bind nobody
+            self.owners = dict(state.get("owners", []))
+        self.excluded = dict(state.get("excluded", []))
         self.bytes_down, self.bytes_up = state["bytes"]
         self.refusals = state["refused"]
         self.forget_nodes()
