@@ -21,6 +21,7 @@ NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 ALGORITHMS = (
     "lasg-local",
     "lasg-sparse-local",
+    "lasg-grid-local",
     "sparseloco",
     "diloco",
     "always+qsgd4:16+ec+residual",

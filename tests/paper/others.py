@@ -601,6 +601,22 @@ def lasg_sparse_local(s: Setting, K: int) -> Outcome:
     return sparse_moves(s, K, 1.0, lambda e, t: top_k(e, entries(warm_up(0.01, 10, t), s.p)), say_signs)
 
 
+def lasg_grid_local(s: Setting, K: int) -> Outcome:
+    """lasg's own: a worker's move, with what it has not said yet, on a coarse grid; a little of Nesterov's momentum."""
+    out, inner, e = begin(s), [s.inner() for _ in range(s.M)], s.zeros()
+    outer = SGD(s.eta, 0.2, nesterov=True)
+    for t in range(K):
+        total = np.zeros(s.p)
+        for m in range(s.M):
+            e[m] = e[m] + s.weight(m) * (out.theta[t] - local_steps(s, m, inner[m], out.theta[t], t))
+            said = say_on_grid(e[m], 0.6)
+            e[m] = e[m] - said
+            total = total + said
+        out.uploaders.append(set(range(s.M)))
+        out.theta.append(outer.step(out.theta[t], total))
+    return out
+
+
 def rounded(column: Vector) -> Vector:
     """Round to multiples of half the root mean square, itself rounded to bfloat16."""
     step = bfloat16(0.5 * math.sqrt(norm2(column) / len(column)))
@@ -826,6 +842,7 @@ ONE_GRADIENT: dict[str, Callable[[Setting, int], Outcome]] = {
 }
 LOCAL: dict[str, Callable[[Setting, int], Outcome]] = {
     "lasg-sparse-local": lasg_sparse_local,
+    "lasg-grid-local": lasg_grid_local,
     "lasg-local": lasg_local,
     "diloco": diloco,
     "sparseloco": sparseloco,

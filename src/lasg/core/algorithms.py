@@ -145,6 +145,15 @@ _OTHER_ROWS = (
         reference="lasg; after SparseLoCo",
     ),
     Algorithm(
+        name="lasg-grid-local",
+        local=True,
+        own_codec=parse("grid0.6+ec"),
+        belief="residual",
+        outer=Outer("SGD", 1.0, {"momentum": 0.2, "nesterov": True}),
+        summary="a few steps of any optimizer (H = 4); 40 % of the move's energy, on a grid; for transformers",
+        reference="lasg",
+    ),
+    Algorithm(
         name="lasg-local",
         local=True,
         own_codec=parse("lowrank8:rounded"),
