@@ -166,6 +166,7 @@ DROP_IN: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     ("text-lm", "adamw"): {
         "four steps": {**FOUR, **SHORT},
         "ddp, short memory": {"algorithm": "sgd", **SHORT},
+        "four steps, momentum .4": {**FOUR, **SHORT, "outer": {"momentum": 0.4, "nesterov": True}},
         "ddp": {"algorithm": "sgd", **ADAMW, "once": True},
         "eight steps": {"algorithm": EIGHT, **ADAMW, "once": True},
         "ddp, eta 0.002": {"algorithm": "sgd", **ADAMW, "eta": 0.002, "once": True},
@@ -230,6 +231,8 @@ def drop_in_training(problem: ModuleProblem, given: dict[str, Any], eta: float, 
     name, options = given.get("optimizer", "SGD"), given.get("optimizer_options", {})
     stages = chosen.stages(H=given.get("H", 1), inner={"optimizer": name, "eta": eta, "options": options})
     server = chosen.outer or Outer(name, eta, options)
+    if "outer" in given:
+        server = Outer(server.name, server.eta, given["outer"])
     theta = problem.start()
     if server.name == "SGD" and not server.options:
         stepping: Any = ClosedFormSGD(theta, Constant(server.eta))
