@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 class LasgError(ValueError):
@@ -52,3 +56,14 @@ def first_line(error: BaseException) -> str:
 def missing_extra(package: str, extra: str) -> LasgError:
     """Build the error for an optional dependency that is not installed."""
     return LasgError(f"{package} is not installed, and this needs it: pip install 'lasg[{extra}]'")
+
+
+@contextmanager
+def wrap_write_errors(path: Path) -> Iterator[None]:
+    """Say in one line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror or error}") from None
+    except SafetensorError as error:  # it wraps what the system says
+        raise CannotWrite(f"cannot write {path}: {' '.join(str(error).split())}") from None

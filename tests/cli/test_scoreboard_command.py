@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lasg.analysis import races
+from lasg.analysis import races, scoreboard
+from lasg.report import overview_plot
 from tests.analysis.test_scoreboard import EVERYBODY, SMALL
 from tests.cli.conftest import Lasg
 
@@ -79,3 +80,26 @@ def test_a_report_without_scoreboard_results_is_refused_in_one_line(lasg: Lasg) 
     failed = lasg("report", "runs", "--scoreboard", "nowhere")
     assert failed.code == 2
     assert "nowhere is no folder of scoreboard results" in failed.err
+
+
+def test_a_picture_of_one_race_shows_every_seed_and_who_did_not_arrive(lasg: Lasg) -> None:
+    assert lasg("scoreboard", "--task", "small", "--seeds", "2", "-j", "1").code == 0
+    drawn = lasg("scoreboard", "--task", "small", "--show", "--picture", "race.svg")
+    assert drawn.code == 0, drawn.err
+    rows = scoreboard.read(Path("results/scoreboard/small.csv"))
+    figure = overview_plot.figure_of(rows, "lasg-wk2", "small")
+    (axes,) = figure.axes
+    points = {(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines}
+    assert points == {(float(row["bits_up"]) / 8e6, float(row["loss"])) for row in rows}
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == sum(row["reached"] != "True" for row in rows) > 0
+    words = " ".join(text.get_text() for text in axes.texts)
+    assert "hardly moves: 0 of 2 arrived" in words
+    assert "x fewer bytes than lasg-wk2" in words
+    assert Path("race.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_picture_is_of_one_race(lasg: Lasg) -> None:
+    refused = lasg("scoreboard", "--task", "all", "--show", "--picture", "race.svg")
+    assert refused.code == 2
+    assert "--picture draws one race: name it with --task" in refused.err

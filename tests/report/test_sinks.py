@@ -14,13 +14,14 @@ import pytest
 
 from lasg.core.ledger import COUNTS
 from lasg.errors import LasgError
-from lasg.report.sinks import EVENTS, Csv, Sinks, TensorBoard
+from lasg.report.sinks import Csv, Sinks, TensorBoard
 from lasg.runs import pool, runner, store
 from lasg.runs.runner import resume, run
 from lasg.runs.spec import Spec
 from lasg.runs.status import Status
 from lasg.runs.store import Run
 from lasg.runs.trace import EVALUATED
+from lasg.trackers import EVENTS
 from tests.runs.samples import Stopped, made_up, small, stop_after
 
 SPECS = [
@@ -206,7 +207,9 @@ def check_events(folder: Path, one: Run) -> None:
     saved = [value for _, value in found["uploads_saved"]]
     assert saved[0] == 0, "nothing was saved before there was anything"
     assert np.allclose(saved[1:], 1 - trace["uploads"][1:] / every[1:], rtol=0, atol=1e-6)
-    assert set(found) <= {"loss", "accuracy", "uploads_saved", "rounds_per_second", *(f"ledger/{n}" for n in COUNTS)}
+    known = {"loss", "accuracy", "uploads_saved", "rounds_per_second", *(f"ledger/{n}" for n in COUNTS)}
+    known |= {"bytes_up", "bytes_down", "seconds_per_round", "silent", "threshold", "innovation"}
+    assert set(found) - {f"uploaded/worker_{m}" for m in range(one.spec.workers)} <= known
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

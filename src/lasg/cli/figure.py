@@ -40,6 +40,7 @@ def figure(
     fresh: options.Fresh = False,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Draw a figure, or all, as SVG, PNG and PDF; runs first what is not stored."""
@@ -55,8 +56,7 @@ def figure(
         jobs=jobs,
         fresh=fresh,
         data_dir=data_dir,
-        csv=csv,
-        tensorboard=tensorboard,
+        track=options.trackers(csv, tensorboard, track),
     )
     runs = {run.spec.digest: run for run in done}
     written = []

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
-from lasg.errors import LasgError
+from lasg.errors import LasgError, wrap_write_errors
 from lasg.report.paper import CAP
-from lasg.runs.files import wrap_write_errors
 from lasg.runs.pairs import parse_pairs, parse_value
 from lasg.runs.spec import Spec, with_budget
 
@@ -71,7 +70,7 @@ DataDir = Annotated[
     ),
 ]
 Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one per core.", min=1)]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run anew what is stored already.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is stored already.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
 NETWORKS = "datacenter, cross-region, home, mobile, lora, one with changes such as mobile:up=2e6, or a .toml file"
 Links = Annotated[
@@ -89,6 +88,15 @@ TensorBoard = Annotated[
     Path | None,
     typer.Option("--tensorboard", help="Also write scalars for TensorBoard into this folder.", file_okay=False),
 ]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        help="Send the numbers as they come to wandb[=PROJECT], mlflow[=EXPERIMENT], trackio[=PROJECT], "
+        "tensorboard=FOLDER or csv=FILE; may be repeated.",
+        metavar="NAME[=WHERE]",
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(help="What carries the messages: simulation (one process) or distributed (the ranks of torchrun)."),
@@ -99,6 +107,12 @@ Exchange = Annotated[
 ]
 Relay = Annotated[int, typer.Option(help="The rank that forwards uploads under --exchange hub.", min=0)]
 Timeout = Annotated[float, typer.Option(help="Seconds that a rank waits for another one.", min=0.1)]
+
+
+def trackers(csv: Path | None, tensorboard: Path | None, track: list[str]) -> list[str]:
+    """Return all that is to be told the numbers: --csv and --tensorboard are older names for two of them."""
+    older = {"tensorboard": tensorboard, "csv": csv}
+    return [*(f"{kind}={where}" for kind, where in older.items() if where is not None), *track]
 
 
 def split_algorithms(text: str) -> list[str]:

@@ -40,6 +40,7 @@ def paper(
     fresh: options.Fresh = False,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Print a table of the paper with ours beside it, or the data of a figure; write CSV and Markdown.
@@ -50,7 +51,8 @@ def paper(
     The tables leave mnist-nn out, which takes hours, unless --task names it; -a is for tables only.
     """
     chosen = range(first_seed, first_seed + seeds)
-    how: dict[str, Any] = {"jobs": jobs, "fresh": fresh, "data_dir": data_dir, "csv": csv, "tensorboard": tensorboard}
+    files = options.trackers(csv, tensorboard, track)
+    how: dict[str, Any] = {"jobs": jobs, "fresh": fresh, "data_dir": data_dir, "track": files}
     tables = {f"table{n}": n for n in range(1, 5)}
     if what in tables:
         named = options.split_algorithms(algorithms)

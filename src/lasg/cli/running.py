@@ -16,7 +16,7 @@ from lasg.data import weights
 from lasg.data.loaders import is_embedded, load
 from lasg.data.suspicions import suspicions
 from lasg.errors import CannotWrite, LasgError, Stopped
-from lasg.report.sinks import Csv, Sink, Sinks, TensorBoard
+from lasg.report.sinks import Sinks, sink
 from lasg.runs import pool, runner
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
@@ -31,8 +31,7 @@ def execute(
     jobs: int | None,
     fresh: bool = False,
     data_dir: Path | None = None,
-    csv: Path | None = None,
-    tensorboard: Path | None = None,
+    track: Sequence[str] = (),
     ranks: Ranks | None = None,
 ) -> list[Run]:
     """Fetch and prepare the data once, before processes share it; then run the specs. Shows progress for both.
@@ -42,12 +41,12 @@ def execute(
     """
     if ranks is not None:
         with resumable(lambda: "stopped. To go on, start the same torchrun command again"):
-            return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, csv, tensorboard)
+            return _run_on_ranks(listed, out_dir, what, ranks, fresh, data_dir, track)
     for name in dict.fromkeys(spec.weights for spec in listed if pretrained.missing(spec.weights, data_dir)):
         pretrain(str(name), out_dir, fresh=False, data_dir=data_dir)
     order = sorted(listed, key=lambda spec: (spec.data, repr(spec.reading), spec.partition, spec.seed))
     once = {spec.digest: spec for spec in order}
-    with writing(csv, tensorboard) as files:
+    with writing(track) as files:
         fetch(listed, data_dir)
         with live.following(len(once), what) as follow:
             report = both(follow, files)
@@ -96,8 +95,7 @@ def _run_on_ranks(
     how: Ranks,
     fresh: bool,
     data_dir: Path | None,
-    csv: Path | None,
-    tensorboard: Path | None,
+    track: Sequence[str],
 ) -> list[Run]:
     """Run the specs one after another, on all ranks; the first returns the runs, the others end."""
     from lasg.runs import on_ranks as ranks
@@ -110,7 +108,7 @@ def _run_on_ranks(
     with ExitStack() as stack:
         report = None
         if links.rank == 0:
-            files = stack.enter_context(writing(csv, tensorboard))
+            files = stack.enter_context(writing(track))
             report = both(stack.enter_context(live.following(len(listed), f"{what}, {links.ranks} ranks")), files)
         found = [
             ranks.obtain(
@@ -133,10 +131,10 @@ def _run_on_ranks(
     return stored
 
 
-def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None) -> Path:
+def pretrain(name: str, out_dir: Path, *, fresh: bool, data_dir: Path | None, track: Sequence[str] = ()) -> Path:
     """Train weights and keep them; return where."""
     spec = pretrained.recipe(name)
-    (run,) = execute([spec], out_dir, f"pretraining {name}", jobs=1, fresh=fresh, data_dir=data_dir)
+    (run,) = execute([spec], out_dir, f"pretraining {name}", jobs=1, fresh=fresh, data_dir=data_dir, track=track)
     return pretrained.install(run, name)
 
 
@@ -150,11 +148,6 @@ def both(first: Report, second: Report) -> Report:
     return report
 
 
-def writing(csv: Path | None, tensorboard: Path | None) -> Sinks:
-    """Open the files that the options --csv and --tensorboard name."""
-    found: list[Sink] = []
-    if tensorboard is not None:
-        found.append(TensorBoard(tensorboard))
-    if csv is not None:
-        found.append(Csv(csv))
-    return Sinks(*found)
+def writing(track: Sequence[str]) -> Sinks:
+    """Open what the option --track names."""
+    return Sinks(*map(sink, track))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from lasg.cli import options
 from lasg.cli.running import execute
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
-from lasg.report import plots, scoreboard_plots
+from lasg.report import overview_plot, plots, scoreboard_plots
 from lasg.report.scoreboard_table import CAPTION, cells, head, hours, json_rows, missing, title
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
@@ -39,8 +39,12 @@ def show_scoreboard(
     out_dir: options.Out = options.RUNS,
     data_dir: options.DataDir = None,
     jobs: options.Jobs = None,
+    track: options.Track = [],  # noqa: B006
     plot: Annotated[
         Path | None, typer.Option(help="Also draw upload bits against rounds into this file.", dir_okay=False)
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw megabytes against loss of one race into this file.", dir_okay=False)
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -49,15 +53,18 @@ def show_scoreboard(
     Trials and reports have different seeds. A stopped scoreboard goes on where it was; results are only added to.
     """
     chosen = races.races(task)
-    if plot:
-        plots.check(plot)
-        options.check_writable(plot)
+    if picture and len(chosen) > 1:
+        raise LasgError("--picture draws one race: name it with --task")
+    pictures = [path for path in (plot, picture) if path]
+    for path in pictures:
+        plots.check(path)
+        options.check_writable(path)
     if not show:
         names = {race.name: _named(race, methods) for race in chosen}
         for race in chosen:
             _check_readable(race, results)
         for race in chosen:
-            _run(race, names[race.name], seeds, results, out_dir, data_dir, jobs)
+            _run(race, names[race.name], seeds, results, out_dir, data_dir, jobs, track)
     known = {race.name: scoreboard.read(results / f"{race.name}.csv") for race in chosen}
     there = {name: rows for name, rows in known.items() if rows}
     if not there:
@@ -67,13 +74,27 @@ def show_scoreboard(
     found = {name: scoreboard.standings(rows) for name, rows in there.items()}
     if plot:
         scoreboard_plots.draw(found, plot)
+    if picture:
+        _draw_picture(chosen[0], there, methods, picture)
     if json:
         print_json({name: json_rows(listed) for name, listed in found.items()})
         return
     for name, listed in found.items():
         out.print(_table(races.RACES[name], listed))
-    for line in (*missing(chosen, there), CAPTION, hours(results, there), *([f"Plot: {plot}"] if plot else [])):
+    for line in (
+        *missing(chosen, there),
+        CAPTION,
+        hours(results, there),
+        *(f"Plot: {path}" for path in pictures),
+    ):
         out.print(line, soft_wrap=True)
+
+
+def _draw_picture(race: Race, there: Mapping[str, Sequence[scoreboard.Row]], methods: str, path: Path) -> None:
+    """Draw megabytes against loss of one race, of the methods that are named."""
+    rows, names = there[race.name], _named(race, methods)
+    drawn = [row for row in rows if row["contender"] in names]
+    overview_plot.draw(drawn, race.reference, title(race, scoreboard.standings(rows)), path)
 
 
 def _table(race: Race, rows: Sequence[Standing]) -> Group:
@@ -109,11 +130,18 @@ def _check_readable(race: Race, results: Path) -> None:
 
 
 def _run(
-    race: Race, names: list[str], seeds: int, results: Path, out_dir: Path, data_dir: Path | None, jobs: int | None
+    race: Race,
+    names: list[str],
+    seeds: int,
+    results: Path,
+    out_dir: Path,
+    data_dir: Path | None,
+    jobs: int | None,
+    track: Sequence[str],
 ) -> None:
     """Run a race with progress, and add its rows to the results."""
 
     def run_all(specs: Sequence[Spec], what: str) -> list[Run]:
-        return execute(specs, out_dir, what, jobs=jobs, data_dir=data_dir)
+        return execute(specs, out_dir, what, jobs=jobs, data_dir=data_dir, track=track)
 
     scoreboard.write(scoreboard.run(race, names, seeds, run_all), results)

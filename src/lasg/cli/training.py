@@ -44,6 +44,7 @@ def demo(
     ),
     seeds: options.Seeds = 3,
     jobs: options.Jobs = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Train all twelve algorithms on embedded data (digits) to one loss, and compare what they sent."""
@@ -53,7 +54,7 @@ def demo(
         for name in ALGORITHMS
     ]
     plots.check(out_dir / "demo.png")
-    runs = execute(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True)
+    runs = execute(found, out_dir, "12 algorithms on digits", jobs=jobs, fresh=True, track=track)
     title = f"digits, 10 workers with uneven shards: what it took to reach loss {DEMO_TARGET} ({seeds_of(seeds)})"
     summaries = _print_comparison(runs, DEMO_TARGET, title, json, None)
     named = f"digits, 10 workers with uneven shards, {seeds_of(seeds)}"
@@ -85,13 +86,14 @@ def run(
     fresh: options.Fresh = False,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Run one spec, or one algorithm on a task, and store it."""
     ranks = options.on_ranks(engine, exchange, relay, timeout)
     values = options.read_changes(changes, scale=scale)
     spec = options.limited(_spec_of(what, algorithm, setting, seed, values), until, values)
-    files = {"csv": csv, "tensorboard": tensorboard}
+    files = {"track": options.trackers(csv, tensorboard, track)}
     (found,) = execute([spec], out_dir, spec.algorithm, jobs=1, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     _print_run(found, json)
 
@@ -121,6 +123,7 @@ def resume(
     data_dir: options.DataDir = None,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped; it ends as if it had not been.
@@ -131,7 +134,7 @@ def resume(
         _offer(out_dir, json)
         return
     with (
-        writing(csv, tensorboard) as files,
+        writing(options.trackers(csv, tensorboard, track)) as files,
         live.following(1, "resume") as follow,
         resumable(lambda: catalog.how_to_go_on([folder], folder.parent)),
     ):
@@ -183,6 +186,7 @@ def compare(
     ] = None,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Compare algorithms on a task: what they spend to a loss, or reach within a budget."""
@@ -202,7 +206,7 @@ def compare(
     for path in (plot, report):
         if path:
             options.check_writable(path)
-    files = {"csv": csv, "tensorboard": tensorboard}
+    files = {"track": options.trackers(csv, tensorboard, track)}
     runs = execute(specs, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     goal = f"to reach loss {target:g}" if target else f"until {', '.join(until) or f'iterations={specs[0].iterations}'}"
     titled = f"{name}, {goal} ({seeds_of(seeds)})"
@@ -285,6 +289,7 @@ def tune(
     jobs: options.Jobs = None,
     csv: options.Csv = None,
     tensorboard: options.TensorBoard = None,
+    track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Try every combination of a grid; best first. With --until loss=X the fewest uploads win, else the lowest loss."""
@@ -292,9 +297,8 @@ def tune(
     base = options.limited(task_named(task).changed(algorithm, setting, first_seed, values), until, values)
     tried = points(base, options.parse_grid(grid), range(first_seed, first_seed + seeds))
     flat = [spec for _, group in tried for spec in group]
-    done = execute(
-        flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, csv=csv, tensorboard=tensorboard
-    )
+    files = options.trackers(csv, tensorboard, track)
+    done = execute(flat, out_dir, f"{len(tried)} settings", jobs=jobs, data_dir=data_dir, track=files)
     groups = [(values, done[i * seeds : (i + 1) * seeds]) for i, (values, _) in enumerate(tried)]
     ranked = rank(groups, base.until.get("loss"))
     if json:
@@ -366,10 +370,11 @@ def pretrain(
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,
     fresh: options.Fresh = False,
+    track: options.Track = [],  # noqa: B006
 ) -> None:
     """Train weights for runs to start from, centrally (one worker), and keep them in the cache.
 
     Commands that need such weights make them first by themselves. A stopped pretraining goes on where it was.
     """
-    path = train_weights(name, out_dir, fresh=fresh, data_dir=data_dir)
+    path = train_weights(name, out_dir, fresh=fresh, data_dir=data_dir, track=track)
     out.print(f"Weights: {path}. Start from them with --set weights={name}", soft_wrap=True)

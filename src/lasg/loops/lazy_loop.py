@@ -29,7 +29,15 @@ from lasg.core.server import Laziness
 from lasg.core.training import MORE, PATIENCE, Round, Training
 from lasg.errors import LasgError, LostRank
 from lasg.loops.lazy_setup import check, choose_stages, named_parameters, outer_optimizer
-from lasg.loops.sharing import agree_on_model, as_arrays, as_tensors, pool_buffers, share_of_ranks, warn_of_threads
+from lasg.loops.sharing import (
+    Listener,
+    agree_on_model,
+    as_arrays,
+    as_tensors,
+    pool_buffers,
+    share_of_ranks,
+    warn_of_threads,
+)
 from lasg.problems.flat import FlatView
 from lasg.transports.links import TIMEOUT, Links, describe_code
 from lasg.transports.ranks import CHECK_EVERY, Ranks
@@ -88,6 +96,8 @@ class LazyLoop:
         warn_of_threads(links)
         self.last: Round | None = None
         """The last round: who spoke."""
+        self.listeners: list[Listener] = []
+        """They are told of every round, and of the end."""
         self.steps = 0
         """Optimizer steps since the last round."""
         self._start = self._set(theta)
@@ -192,6 +202,8 @@ class LazyLoop:
                 "optimizer begins again. A smaller step, or clipped gradients, may prevent it",
                 stacklevel=2,
             )
+        for listener in self.listeners:
+            listener.heard(finished, None)
 
     def _gather(self) -> Tensor:
         """Return the parameters as one flat vector, at least in float32."""
@@ -237,6 +249,8 @@ class LazyLoop:
 
     def _leave(self) -> None:
         self._closed = True
+        for listener in list(self.listeners):
+            listener.close()
         _ended[self.optimizers[0]] = self._hook
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

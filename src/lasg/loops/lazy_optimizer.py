@@ -29,6 +29,7 @@ from lasg.core.server import DEFAULT_D, laziness_of
 from lasg.core.training import PATIENCE, Round, Training
 from lasg.errors import Faulty, LasgError, LostRank
 from lasg.loops.sharing import (
+    Listener,
     agree_on_model,
     as_arrays,
     as_tensors,
@@ -111,6 +112,8 @@ class LazyOptimizer(torch.optim.Optimizer):
         self._interrupted = False
         self.last: Round | None = None
         """The last round: who uploaded, the two sides of the rule."""
+        self.listeners: list[Listener] = []
+        """They are told of every round."""
 
     def _take_over(self, links: Links, weight: float | None, agreed: dict[str, Any]) -> tuple[FloatArray, Tensor]:
         """Take rank 0's parameters on every rank; return every rank's share, and theta, which they are views of."""
@@ -131,6 +134,11 @@ class LazyOptimizer(torch.optim.Optimizer):
         theta = links.copy_from(0, theta, "parameters")
         self.flat.point_at(theta)
         return shares, theta
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in its group."""
+        return self._ranks.links.rank
 
     @property
     def ledger(self) -> Ledger:
@@ -174,6 +182,8 @@ class LazyOptimizer(torch.optim.Optimizer):
             self.flat.point_at(self._training.theta)
         if self.last.remark and self._ranks.links.rank == 0:
             warnings.warn(f"{self.last.remark}. All ranks upload in every round from here on", stacklevel=2)
+        for listener in self.listeners:
+            listener.heard(self.last, self._loss.value)
         return self._loss.value
 
     def _functions(self, compute_loss: Any) -> tuple[ComputeLoss, ...]:

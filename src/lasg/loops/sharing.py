@@ -5,19 +5,31 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lasg.core.arrays import FloatArray, checksum
-from lasg.core.training import Training
+from lasg.core.training import Round, Training
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
 from lasg.problems.buffers import Buffers
 from lasg.transports.links import Links
 from lasg.transports.ranks import Ranks
+
+
+class Listener(Protocol):
+    """What is told of every round of a loop."""
+
+    def heard(self, finished: Round, loss: Tensor | None) -> None:
+        """Take note of a round, and of this rank's loss where the loop knows it."""
+        ...
+
+    def close(self) -> None:
+        """The loop has ended."""
+        ...
 
 
 def share_of_ranks(weight: float | None, links: Links) -> FloatArray:

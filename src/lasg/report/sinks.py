@@ -1,24 +1,18 @@
-"""Where the numbers of runs under way go, besides the screen: a CSV file, TensorBoard."""
+"""Where the numbers of runs under way go, besides the screen: a CSV file, or a tracker (`lasg.trackers`)."""
 
 from __future__ import annotations
 
-import csv
 import math
-import os
-import socket
-import time
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from lasg.core.ledger import COUNTS
-from lasg.errors import LasgError, missing_extra
-from lasg.runs.files import wrap_write_errors
+from lasg.errors import LasgError, wrap_write_errors
 from lasg.runs.status import Status
 from lasg.runs.trace import EVALUATED
-
-EVENTS = "events.out.tfevents.*"
+from lasg.trackers import CsvFile, Target, Tracker
 
 
 class Sink(Protocol):
@@ -39,113 +33,80 @@ class Csv:
     COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
 
     def __init__(self, path: Path | str) -> None:
-        path = self._path = Path(path)
-        with wrap_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # What is there stays until the first report: a command that is refused changes nothing.
-            self._file = path.open("a", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._begun = False
+        # What is there stays until the first report: a command that is refused changes nothing.
+        self._file = CsvFile(Path(path))
 
     def __call__(self, status: Status) -> None:
         """Append the evaluations of a report."""
-        with wrap_write_errors(self._path):
-            if not self._begun:
-                self._begun = True
-                if self._file.seekable():
-                    self._file.truncate(0)
-                self._writer.writerow(self.COLUMNS)
-            spec = status.spec
-            for row in status.evaluations:
-                *counts, loss, accuracy = row
-                numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
-                self._writer.writerow([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
-            self._file.flush()
+        spec, rows = status.spec, []
+        for row in status.evaluations:
+            *counts, loss, accuracy = row
+            numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
+            rows.append([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
+        self._file.write(self.COLUMNS, rows)
 
     def close(self) -> None:
         """Close the file."""
-        with wrap_write_errors(self._path):
-            self._file.close()
+        self._file.close()
 
 
-class _Events:
-    """An event file of TensorBoard, written as it comes: torch's writer has a thread, whose errors nobody can catch."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(EVENTS):  # what an earlier run of the same name left there is replaced
-            old.unlink()
-        now, self._event = time.time(), Event
-        self._file = (folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}").open("wb")
-        self._records = RecordWriter(self._file)
-        self._write(file_version="brain.Event:2")
-
-    def _write(self, **values: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **values).SerializeToString())
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Write one number."""
-        from torch.utils.tensorboard.summary import scalar
-
-        self._write(summary=scalar(name, float(value)), step=step)  # type: ignore[no-untyped-call]
-
-    def flush(self) -> None:
-        """Let readers see what was written."""
-        self._records.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._records.close()
+def figures(status: Status) -> list[tuple[int, dict[str, float]]]:
+    """Return what a report says, by iteration: its evaluations, then how fast it is and what the last round was."""
+    found: dict[int, dict[str, float]] = {}
+    for row in status.evaluations:
+        values = dict(zip(EVALUATED, row, strict=True))
+        every = values["rounds"] * status.spec.workers
+        found.setdefault(int(values["iterations"]), {}).update(
+            {name: values[name] for name in ("loss", "accuracy") if not math.isnan(values[name])}
+            | {f"ledger/{name}": values[name] for name in COUNTS}
+            | {"bytes_up": values["bits_up"] / 8, "bytes_down": values["bits_down"] / 8}
+            | {"uploads_saved": 1 - values["uploads"] / every if every else 0.0}
+        )
+    if status.seconds > 0 and not status.stored and status.ledger.rounds:
+        speed = status.ledger.rounds / status.seconds
+        now = {"rounds_per_second": speed, "seconds_per_round": 1 / speed, **status.last_round}
+        found.setdefault(status.ledger.iterations, {}).update(now)
+    return sorted(found.items())
 
 
-class TensorBoard:
-    """Scalars for TensorBoard, a folder per run; the step is the iteration."""
+class Tracked:
+    """A tracker's run for every run of ours; the step is the iteration."""
 
-    def __init__(self, folder: Path | str) -> None:
-        folder = Path(folder)
-        try:
-            import torch.utils.tensorboard  # noqa: F401  # it needs the package tensorboard
-        except ImportError:
-            raise missing_extra("tensorboard", "tensorboard") from None
-        self._folder = folder
-        self._writers: dict[str, _Events] = {}
-        with wrap_write_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, target: Target) -> None:
+        target.check()
+        self._target, self._runs = target, dict[str, Tracker]()
 
     def __call__(self, status: Status) -> None:
-        """Write the evaluations of a report, and how fast the run is."""
-        with wrap_write_errors(self._folder / status.spec.label):
-            self._write(status)
-
-    def _write(self, status: Status) -> None:
+        """Write what a report says."""
         label = status.spec.label
-        if label not in self._writers:
-            self._writers[label] = _Events(self._folder / label)
-        writer = self._writers[label]
-        for row in status.evaluations:
-            values = dict(zip(EVALUATED, row, strict=True))
-            step = int(values["iterations"])
-            for name in ("loss", "accuracy"):
-                if not math.isnan(values[name]):
-                    writer.add_scalar(name, values[name], step)
-            for name in COUNTS:
-                writer.add_scalar(f"ledger/{name}", values[name], step)
-            every = values["rounds"] * status.spec.workers
-            writer.add_scalar("uploads_saved", 1 - values["uploads"] / every if every else 0.0, step)
-        if status.seconds > 0 and not status.stored:
-            writer.add_scalar("rounds_per_second", status.ledger.rounds / status.seconds, status.ledger.iterations)
-        writer.flush()
+        if label not in self._runs:
+            self._runs[label] = self._target.open(label, status.spec.to_dict())
+        for step, values in figures(status):
+            self._runs[label].log(step, values)
         if status.share >= 1:
-            self._writers.pop(label).close()
+            self._runs.pop(label).close()
 
     def close(self) -> None:
-        """Close the files of runs that did not end."""
-        with wrap_write_errors(self._folder):
-            for writer in self._writers.values():
-                writer.close()
+        """Close the runs that did not end."""
+        for run in self._runs.values():
+            run.close()
+
+
+class TensorBoard(Tracked):
+    """Scalars for TensorBoard, a folder per run."""
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__(Target("tensorboard", str(folder)))
+        with wrap_write_errors(Path(folder)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+
+
+def sink(text: str) -> Sink:
+    """Return the sink that `--track` names, such as csv=log.csv or wandb=my-project."""
+    target = Target.parse(text)
+    if target.kind == "csv":
+        return Csv(target.where)
+    return TensorBoard(target.where) if target.kind == "tensorboard" else Tracked(target)
 
 
 class Sinks:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from lasg.errors import CannotWrite, LasgError
+from lasg.errors import wrap_write_errors as wrap_write_errors  # noqa: PLC0414 (the store takes it from here)
 
 try:
     import fcntl
@@ -23,17 +22,6 @@ except ImportError:  # not on Windows: there a run is not guarded against a seco
 
 PART = ".part"
 LOCK = ".lock"
-
-
-@contextmanager
-def wrap_write_errors(path: Path) -> Iterator[None]:
-    """Say in one line what could not be written."""
-    try:
-        yield
-    except OSError as error:
-        raise CannotWrite(f"cannot write {path}: {error.strerror or error}") from None
-    except SafetensorError as error:  # it wraps what the system says
-        raise CannotWrite(f"cannot write {path}: {' '.join(str(error).split())}") from None
 
 
 @contextmanager

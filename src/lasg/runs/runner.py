@@ -25,6 +25,7 @@ from lasg.runs.spec import Spec
 from lasg.runs.status import Report, Status
 from lasg.runs.store import Run
 from lasg.runs.trace import EVALUATED, Trace
+from lasg.trackers import of_round
 
 CHECKPOINT_SECONDS = 10.0
 """Between two checkpoints; 0 or less: one after every round."""
@@ -68,6 +69,7 @@ class Job:
     _reported: int = field(default=0, repr=False)
     _broken: int = field(default=0, repr=False)
     _began: float = field(default=0.0, repr=False)
+    _last: Round | None = field(default=None, repr=False)
 
     @classmethod
     def from_spec(cls, spec: Spec, data_dir: Path | None, **own: Unpack[Own]) -> Job:
@@ -114,6 +116,7 @@ class Job:
                     training.control = max(training.control, CHECKPOINT)
                 finished = training.step()
                 self.trace.add_round(finished)
+                self._last = finished
                 now = time.monotonic()
                 self.seconds += now - began
                 if self._evaluation_due():
@@ -176,6 +179,7 @@ class Job:
             evaluating=evaluating,
             broken=broken,
             remarks=remarks,
+            last_round={} if self._last is None else of_round(self._last),
         )
 
     def evaluate(self, report: Report | None = None) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.runs.spec import Spec
@@ -36,6 +36,8 @@ class Status:
     """(round, worker) of gradients that were NaN or infinite, since the last report."""
     remarks: tuple[str, ...] = ()
     """What a user must know of the run's files, since the last report: which were damaged, and what was done."""
+    last_round: Mapping[str, float] = field(default_factory=dict)
+    """What the last round was, as `trackers.of_round` says it; nothing before the first."""
 
     @classmethod
     def from_run(cls, run: Run, *remarks: str) -> Status:

@@ -1,0 +1,80 @@
+"""The figures of a loop of your own, sent to a tracker after every round.
+
+with lasg.lazy(model, optimizer, every=20) as loop:
+    log = lasg.track(loop, "wandb=my-project")
+    for x, y in loader:
+        loss = loss_function(model(x), y)
+        loss.backward()
+        log(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lasg.core.training import Round
+from lasg.errors import LasgError
+from lasg.loops.lazy_loop import LazyLoop
+from lasg.loops.lazy_optimizer import LazyOptimizer
+from lasg.trackers import Target, Tracker, finite, of_round
+
+
+class Log:
+    """Writes a row per round, on rank 0 alone, until it is closed or the lazy loop has ended."""
+
+    def __init__(self, loop: LazyLoop | LazyOptimizer, tracker: Tracker | None) -> None:
+        self._loop, self._tracker, self._given = loop, tracker, dict[str, Any]()
+        self._before = time.monotonic()
+        if tracker is not None:
+            loop.listeners.append(self)
+
+    def __call__(self, **values: float | Tensor) -> None:
+        """Keep figures of yours, such as the loss, for the row of the round that is under way."""
+        # Without its graph, which would keep the whole step's memory until the round ends.
+        self._given |= {key: value.detach() if isinstance(value, Tensor) else value for key, value in values.items()}
+
+    def heard(self, finished: Round, loss: Tensor | None) -> None:
+        """Write the row of a round."""
+        assert self._tracker is not None
+        now, ledger = time.monotonic(), self._loop.ledger
+        # A tensor becomes a number here, once per round, and not at every step: on a GPU that waits for it.
+        given = {name: float(value) for name, value in self._given.items()}
+        if loss is not None:
+            given.setdefault("loss", float(loss))
+        counts = {
+            "uploads": ledger.uploads,
+            "bytes_up": ledger.bits_up / 8,
+            "bytes_down": ledger.bits_down / 8,
+            "bytes_sent_by_rank_0": float(self._loop.sent.sum()),
+            "seconds_per_round": now - self._before,
+        }
+        self._before = now
+        self._tracker.log(finished.k + 1, finite(given) | counts | of_round(finished))
+
+    def close(self) -> None:
+        """End the tracker's run; the loop goes on without it."""
+        if self._tracker is not None:
+            self._loop.listeners.remove(self)
+            self._tracker.close()
+            self._tracker = None
+
+
+def track(
+    loop: LazyLoop | LazyOptimizer, to: str, *, name: str = "lasg", settings: Mapping[str, Any] | None = None
+) -> Log:
+    """Send a loop's figures to wandb[=PROJECT], mlflow[=EXPERIMENT], trackio[=PROJECT], tensorboard=FOLDER or csv=FILE.
+
+    `loop` is what `lasg.lazy` returns, or a `LazyOptimizer`, whose loss is logged by itself; close the log of the
+    latter. `settings` are shown beside the run. Returns a function that takes further figures by name.
+    """
+    if not isinstance(loop, LazyLoop | LazyOptimizer):
+        raise LasgError(f"track takes what lasg.lazy returns, or a LazyOptimizer, got {type(loop).__name__}")
+    target = Target.parse(to)
+    first = loop.rank == 0
+    return Log(loop, target.open(name, settings or {}) if first else None)
