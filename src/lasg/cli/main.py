@@ -11,7 +11,7 @@ import typer
 
 import lasg
 from lasg.analysis.link_time import EVERY
-from lasg.cli import advise, data, figure, flower, lists, paper, report, scoreboard, theory, training
+from lasg.cli import advise, data, figure, flower, lists, paper, report, scoreboard, theory, training, watch
 from lasg.cli.show import err
 from lasg.errors import LasgError, RemoteFailure, Stopped
 
@@ -31,6 +31,7 @@ training.register(app)
 app.command()(paper.paper)
 app.command()(figure.figure)
 app.command()(report.report)
+app.command()(watch.watch)
 app.command("scoreboard")(scoreboard.show_scoreboard)
 app.command()(advise.advise)
 app.add_typer(lists.app, name="list")

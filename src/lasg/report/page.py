@@ -62,13 +62,17 @@ def build(
     network: LinkModel | None = None,
     title: str = "",
     scoreboard: Path | None = None,
+    under_way: bool = False,
 ) -> str:
-    """Return the report as HTML; `scoreboard` is a folder of its results, for a section of their own."""
+    """Return the report as HTML; `scoreboard` is a folder of its results, for a section of their own.
+
+    `under_way`: runs that have not ended are shown as far as they are.
+    """
     from jinja2 import Environment
 
     check_one_problem(runs)
     for run in runs:
-        if run.status == "running":
+        if run.status == "running" and not under_way:
             raise LasgError(f"{run.folder} has not ended: {run.how_to_resume} goes on with it")
     first = runs[0].spec
     shown = sort_series(series(runs))
