@@ -309,6 +309,18 @@ def test_the_table_of_times_has_the_seconds_of_every_network(runs: list[Run], re
             assert says(ratio.text or "-", faster if label in seconds else None)
 
 
+def test_the_last_row_of_the_table_of_times_names_the_winner_of_every_link(runs: list[Run], real: Node) -> None:
+    (foot,) = real.by_id("times").all("tfoot")
+    (row,) = foot.all("tr")
+    assert [cell.text for cell in row.all("th")] == ["fastest"]
+    marks = marked(table_of(real, "times"))
+    named = [set(cell.text.split(", ")) for cell in row.all("td")]
+    assert named == list(marks.values())
+    assert all(named)
+    alone = parsed(page.build(runs[:1]))
+    assert alone.by_id("times").all("tfoot") == []
+
+
 def test_rows_are_in_the_order_in_which_the_twelve_are_listed_everywhere(runs: list[Run]) -> None:
     root = parsed(page.build(list(reversed(runs))))
     for name in ("savings", "times"):

@@ -339,7 +339,9 @@ def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
             ratio = factor(rows[i].faster) if seconds is not None else ""
             cells.append({"text": text, "ratio": ratio, "best": len(rows) > 1 and _is(seconds, best[name])})
         body.append({"label": row.label, "cells": cells})
-    return {"head": list(timed), "rows": body}
+    # Of each network the fastest; of a single row none is.
+    winners = [", ".join(row["label"] for row in body if row["cells"][i]["best"]) for i in range(len(timed))]
+    return {"head": list(timed), "rows": body, "winners": winners if any(winners) else []}
 
 
 def _network_row(network: LinkModel) -> dict[str, str]:
