@@ -32,7 +32,7 @@ def of_page(path: Path) -> str:
 
 def blocks(path: Path, language: str) -> list[str]:
     """Return the fenced blocks of a language; "" is none."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```([^\n]*)\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return [block for kind, block in fenced if kind == language]
 
 
@@ -125,10 +125,31 @@ def test_every_command_and_option_that_a_page_shows_exists(path: Path) -> None:
 
 
 def test_the_check_of_commands_finds_what_is_wrong() -> None:
-    assert len(list(commands(ROOT / "README.md"))) > 20
+    assert len(list(commands(ROOT / "docs" / "command-line.md"))) > 20
+    assert len(list(commands(ROOT / "README.md"))) > 5
     assert unknown(["compare", "digits", "-a", "sgd", "--seeds", "3"]) == ""
     assert unknown(["compare", "digits", "--sedes", "3"]) == "--sedes"
     assert unknown(["list", "taskz"]) == "taskz"
+
+
+FILES = re.compile(r"(?<![\w./-])((?:examples|benchmarks)/[\w/.-]+\.(?:py|toml|ipynb))")
+MODULES = re.compile(r"python -m (tests[\w.]*)")
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.name not in OLD_NAMES], ids=of_page)
+def test_every_script_module_and_make_target_that_a_page_shows_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    code = "\n".join([*blocks(path, ""), *re.findall(r"`([^`\n]+)`", text)])
+    missing = [name for name in FILES.findall(text) if not (ROOT / name).is_file()]
+    missing += [name for name in MODULES.findall(text) if not exists_here(name)]
+    missing += [name for name in re.findall(r"^make ([a-z-]+)", code, re.MULTILINE) if name not in targets]
+    assert missing == []
+
+
+def exists_here(module: str) -> bool:
+    path = ROOT / module.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 def test_the_python_of_the_extension_guide_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +170,11 @@ def test_the_python_of_every_page_is_python(path: Path) -> None:
 def test_the_version_has_a_dated_section_in_the_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(lasg.__version__)} \(\d{{4}}-\d\d-\d\d\)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of_page)
+def test_pages_have_no_word_that_makes_a_reader_stumble(path: Path) -> None:
+    prose = re.sub(
+        r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    assert re.findall(r"\b(?:anew|whom|mend(?:s|ed|ing)?)\b", prose) == []
