@@ -178,7 +178,7 @@ def prepared_place(name: str, reading: Reading = AS_IT_IS) -> tuple[Path, str]:
         try:
             sha256 = raw_files.hash_tree(path)
         except OSError as error:
-            raise LasgError(f"{path} cannot be read: {raw_files.reason(error)}; mend or replace it") from error
+            raise LasgError(f"{path} cannot be read: {raw_files.reason(error)}; repair or replace it") from error
         if reading != AS_IT_IS:
             sha256 = hashlib.sha256(f"{sha256} {json.dumps(asdict(reading), sort_keys=True)}".encode()).hexdigest()
         return cache.prepared_folder(name.partition(":")[0], sha256), sha256

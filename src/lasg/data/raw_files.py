@@ -57,7 +57,7 @@ def find(source: Source, data_dir: Path | None) -> Found | None:
                 if path.is_file():
                     return Found(path, in_cache)
             except OSError as error:
-                raise LasgError(f"cannot look for {path}: {reason(error)}; mend its permissions") from error
+                raise LasgError(f"cannot look for {path}: {reason(error)}; change its permissions") from error
     return None
 
 
@@ -119,7 +119,7 @@ def verify(found: Found, source: Source, command: str) -> None:
     """Raise the error for a damaged raw file, if it is damaged; the command replaces it."""
     fault = content_fault(found.path, source)
     if fault is not None:
-        raise LasgError(f"{found.path} is damaged: {fault}; to mend: {how_to_fix(found, command)}")
+        raise LasgError(f"{found.path} is damaged: {fault}; to fix it: {how_to_fix(found, command)}")
 
 
 def reason(error: BaseException) -> str:

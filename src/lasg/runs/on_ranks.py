@@ -271,11 +271,11 @@ def _check_other_ranks(spec: Spec, folder: Path) -> None:
 
 
 def _check_no_parts(parts: Parts) -> None:
-    """Refuse to start anew where another rank has a checkpoint to go on from."""
+    """Refuse to start from nothing where another rank has a checkpoint to go on from."""
     for rank in parts.ranks_that(bool(parts.mine()), "checkpoints"):
         raise LasgError(
             f"rank {rank} has a checkpoint in {parts.folder}, and rank 0 has no run there: start rank 0 on the "
-            "host where it was, or run it anew with --fresh"
+            "host where it was, or run it again with --fresh"
         )
 
 
@@ -284,7 +284,7 @@ def _meta_of_same(folder: Path, exchange: str, relay: int) -> dict[str, Any]:
     meta = store.read(folder).meta
     if [meta["exchange"], meta["relay"]] != [exchange, relay]:
         begun = f"--exchange {meta['exchange']} --relay {meta['relay']}"
-        raise LasgError(f"{folder} was begun with {begun}: go on with these, or run it anew with --fresh")
+        raise LasgError(f"{folder} was begun with {begun}: go on with these, or run it again with --fresh")
     return meta
 
 

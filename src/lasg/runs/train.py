@@ -94,7 +94,7 @@ def _check_same(stored: Run, spec: Spec, identity: str) -> None:
     what = f"{first}: {_brief(there.get(first))} there, {_brief(here.get(first))} here" if first else "data or start"
     raise LasgError(
         f"{stored.folder} holds a run of another problem or of other settings ({what}): "
-        "take another folder, or fresh=True to run it anew"
+        "take another folder, or fresh=True to run it again"
     )
 
 
