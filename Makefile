@@ -77,7 +77,7 @@ docs: $(DOCS_STAMP)
 # so that an import which only works by luck of another extra is found.
 dist: install
 	rm -rf dist $(TRY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt '.[release]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[release]'
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(TRY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lasg.analysis import races, scoreboard
@@ -89,7 +90,7 @@ def test_a_picture_of_one_race_shows_every_seed_and_who_did_not_arrive(lasg: Las
     rows = scoreboard.read(Path("results/scoreboard/small.csv"))
     figure = overview_plot.figure_of(rows, "lasg-wk2", "small")
     (axes,) = figure.axes
-    points = {(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines}
+    points = {tuple(np.concatenate(line.get_data()).tolist()) for line in axes.lines}
     assert points == {(float(row["bits_up"]) / 8e6, float(row["loss"])) for row in rows}
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == sum(row["reached"] != "True" for row in rows) > 0

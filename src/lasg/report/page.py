@@ -330,7 +330,7 @@ def _times(timed: dict[str, list[Summary]]) -> dict[str, Any]:
         name: min((row.counts["seconds"].mean for row in rows if row.counts), default=None)
         for name, rows in timed.items()
     }
-    body = []
+    body: list[dict[str, Any]] = []
     for i, row in enumerate(next(iter(timed.values()))):
         cells = []
         for name, rows in timed.items():
