@@ -93,6 +93,7 @@ EXTENSION_POINTS = {
     "A rule": ["lasg.core.rules.Record"],
     "A codec": ["lasg.core.codecs.StatefulCodec"],
     "A transport": ["lasg.core.transport.Transport", "lasg.core.messages.Request", "lasg.core.messages.Uploads"],
+    "A loop's figures": ["lasg.loops.tracking.track"],
     "Adapters": [
         "lasg.loops.huggingface.LazyCallback",
         "lasg.loops.accelerate.LazyLocalSGD",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lasg.errors import LasgError as LasgError
     from lasg.loops.lazy_loop import lazy as lazy
     from lasg.loops.lazy_optimizer import LazyOptimizer as LazyOptimizer
-    from lasg.loops.tracking import track as track
     from lasg.problems.module import ModuleProblem as ModuleProblem
     from lasg.problems.regression import Regression as Regression
     from lasg.report.plots import plot as plot
@@ -54,7 +53,6 @@ _HOMES = {
     "read_runs": "runs.store",
     "summarise": "analysis.compare",
     "task": "runs.tasks",
-    "track": "loops.tracking",
     "train": "runs.train",
     "training": "runs.factories",
 }

@@ -1,4 +1,4 @@
-"""`lasg.track`: the figures of a loop of one's own."""
+"""`lasg.loops.tracking.track`: the figures of a loop of one's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 import lasg
 from lasg.errors import LasgError
+from lasg.loops.tracking import track
 from tests.transports.ranks import on_ranks
 
 BATCHES = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)), torch.arange(4) % 3) for i in range(7)]
@@ -31,7 +32,7 @@ def test_a_lazy_loop_has_a_row_per_round_with_the_loss_that_was_given(tmp_path: 
     model, optimizer = parts()
     losses = []
     with lasg.lazy(model, optimizer, every=3) as loop:
-        log = lasg.track(loop, f"csv={tmp_path / 'log.csv'}")
+        log = track(loop, f"csv={tmp_path / 'log.csv'}")
         for x, y in BATCHES:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -50,7 +51,7 @@ def test_a_lazy_loop_has_a_row_per_round_with_the_loss_that_was_given(tmp_path: 
 def test_a_lazy_optimizer_logs_its_loss_by_itself_and_both_sides_of_the_rule(tmp_path: Path) -> None:
     model, optimizer = parts()
     opt = lasg.LazyOptimizer(optimizer, rule="wk2", codec="dense", c=100.0)
-    log = lasg.track(opt, f"csv={tmp_path / 'log.csv'}")
+    log = track(opt, f"csv={tmp_path / 'log.csv'}")
     last = [opt.step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y)) for x, y in BATCHES]  # type: ignore[misc]
     log.close()
     opt.step(lambda: nn.functional.cross_entropy(model(BATCHES[0][0]), BATCHES[0][1]))
@@ -69,7 +70,7 @@ def of_a_rank(folder: Path) -> int:
     model, optimizer = parts()
     rank = torch.distributed.get_rank()
     with lasg.lazy(model, optimizer, every=2) as loop:
-        lasg.track(loop, f"csv={folder / f'{rank}.csv'}", settings={"every": 2})
+        track(loop, f"csv={folder / f'{rank}.csv'}", settings={"every": 2})
         for x, y in BATCHES:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
@@ -96,7 +97,7 @@ def test_what_is_no_loop_and_what_is_no_tracker_is_refused_in_one_line(tmp_path:
         (opt, f"csv={tmp_path}", f"cannot write {tmp_path}"),
     ):
         with pytest.raises(LasgError) as error:
-            lasg.track(loop, to)  # type: ignore[arg-type]
+            track(loop, to)  # type: ignore[arg-type]
         assert line in str(error.value)
         assert "\n" not in str(error.value)
     assert opt.listeners == []

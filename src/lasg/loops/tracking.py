@@ -1,7 +1,7 @@
 """The figures of a loop of your own, sent to a tracker after every round.
 
 with lasg.lazy(model, optimizer, every=20) as loop:
-    log = lasg.track(loop, "wandb=my-project")
+    log = track(loop, "wandb=my-project")
     for x, y in loader:
         loss = loss_function(model(x), y)
         loss.backward()
