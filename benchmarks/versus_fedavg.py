@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.95, help="the accuracy to reach")
     parser.add_argument("--hours", type=float, default=3.0, help="hours after which a run is given up")
     parser.add_argument("--lanes", type=int, default=1, help="runs at the same time, each with its own network")
-    parser.add_argument("--cold", action="store_true", help="start every ClientApp anew, as Flower does")
+    parser.add_argument("--cold", action="store_true", help="start every ClientApp again, as Flower does")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         write_data(Path(name), options.data_dir)

@@ -1,6 +1,6 @@
 """ClientApp processes that need not import torch: forked from a process that has.
 
-A SuperNode starts `flwr-clientapp` anew for every message, which is 3 s of processor time for imports alone. Four nodes
+A SuperNode starts `flwr-clientapp` for every message, which is 3 s of processor time for imports alone. Four nodes
 on two cores would mostly import. Here `flwr-clientapp` is a script of a few lines that asks a resident process to fork;
 the fork runs Flower's own `flwr-clientapp`, unchanged, and ends with its message.
 

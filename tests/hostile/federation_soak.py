@@ -74,7 +74,7 @@ class Run:
         return member(m, self.stages, self.problem)
 
     def server(self, state: dict[str, Any] | None = None) -> tuple[Training, Federation]:
-        """Start a server, on a checkpoint's state or anew."""
+        """Start a server, on a checkpoint's state or again."""
         admission = Admission(bind="key")
         clock: dict[str, Any] = {"clock": self.wire.clock, "sleep": self.wire.sleep}
         federation = Federation(self.wire, KEYS, away_after=LAZINESS.D, deadline=2.0, admission=admission, **clock)

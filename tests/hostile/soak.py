@@ -5,7 +5,7 @@
 Every episode is one run that something happens to: a kill, a stop, a cut link, a full disk, a damaged file, a huge
 gradient, a clock that jumps. It goes on until it ends, and its model must be the one that an undisturbed run gives, to
 the bit; a federation's the one that is computed again from the answers that were taken. A line of lasg's that refuses
-to go on is no fault of it, where a run that starts anew then gives that model. The table says what happened how often;
+to go on is no fault of it, where a run that starts again then gives that model. The table says what happened how often;
 exit 1 if anything was wrong, hung, or ended with a traceback.
 """
 
@@ -105,7 +105,7 @@ class Soak:
     # -- one process ---------------------------------------------------------------------------------------------
 
     def _simulated(self, fault: str, algorithm: str, out: Path, environment: dict[str, str]) -> str:
-        """Disturb a simulated run once or twice; return "" at its end, "refused" if it had to start anew."""
+        """Disturb a simulated run once or twice; return "" at its end, "refused" if it had to start again."""
         chance, spec, refused = self.chance, str(self._spec(algorithm)), ""
         for attempt in range(ATTEMPTS):
             begun = out.is_dir() and any((folder / "meta.json").is_file() for folder in out.iterdir())
@@ -136,7 +136,7 @@ class Soak:
     # -- ranks ---------------------------------------------------------------------------------------------------
 
     def _on_ranks(self, fault: str, algorithm: str, out: Path, environment: dict[str, str]) -> str:
-        """Disturb a run of torchrun; return "" at its end, "refused" if it had to start anew."""
+        """Disturb a run of torchrun; return "" at its end, "refused" if it had to start again."""
         chance, spec, refused = self.chance, self._spec(algorithm), ""
         for attempt in range(ATTEMPTS):
             given, calm = dict[str, Any](environment), attempt > 0

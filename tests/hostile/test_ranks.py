@@ -108,7 +108,7 @@ def test_another_number_of_ranks_is_refused_with_a_line_and_fresh_begins_anew(
     left: tuple[Path, Any], tmp_path: Path
 ) -> None:
     shutil.copytree(left[0], tmp_path / "runs")
-    with pytest.raises(LasgError, match="was begun on 2 ranks, and here are 1: start as many, or run it anew"):
+    with pytest.raises(LasgError, match="was begun on 2 ranks, and here are 1: start as many, or run it again"):
         runs.obtain(SPEC, tmp_path / "runs", Links())
     run = runs.obtain(SPEC, tmp_path / "runs", Links(), fresh=True)
     assert run is not None

@@ -213,7 +213,7 @@ def changed_specs(draw: st.DrawFn) -> Spec:
     )
 
 
-@settings(deadline=None)  # the command line is built anew for each
+@settings(deadline=None)  # the command line is built again for each
 @given(changed_specs())
 def test_any_changes_together_are_in_the_command(spec: Spec) -> None:
     check(spec)

@@ -154,7 +154,7 @@ def federations(work: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Make them all anew."""
+    """Make them all again."""
     if not lasg.__version__.startswith("0.1."):
         sys.exit(f"these are fixtures of lasg 0.1, and here is {lasg.__version__}: see the first lines of this file")
     warnings.simplefilter("ignore")

@@ -112,7 +112,7 @@ def test_an_unfinished_run_goes_on_to_the_same_end(name: str, kept: Path, tmp_pa
     run = runner.resume(folder)
     assert run.status == "done"
     assert run.meta.get("laziness_given_up", "") == "" or name.startswith("given-up")
-    assert (run.trace["loss"][: len(before["loss"])] == before["loss"]).all()  # it went on, and did not start anew
+    assert (run.trace["loss"][: len(before["loss"])] == before["loss"]).all()  # it went on, and did not start again
     assert run.meta["seconds"] > state["seconds"]
     compare(ended(folder), ended(there / ENDED))
 

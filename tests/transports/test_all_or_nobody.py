@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_a_spec_and_flower_say_the_bound_and_may_leave_it_to_be_measured() -> No
     assert FlowerSettings.from_config(flower).laziness.variance_bound is None
     told = FlowerSettings.from_config({**flower, "variance-bound": 0.5})
     assert told.laziness.variance_bound == 0.5
-    assert told.stages == algorithm("fda").stages(H=5, inner={"eta": 0.1})
+    assert replace(told.stages, robust=None) == algorithm("fda").stages(H=5, inner={"eta": 0.1})
     with pytest.raises(LasgError, match=r"^variance_bound must be >= 0"):
         spec.but(variance_bound=-1.0)
 

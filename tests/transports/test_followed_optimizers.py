@@ -19,6 +19,7 @@ from lasg.packing import pack, unpack
 from lasg.runs import factories
 from lasg.runs.tasks import task
 from lasg.transports.federation import Federation
+from lasg.transports.membership import Admission
 from lasg.transports.nodes import Node
 from tests.transports.flaky import Flaky
 from tests.transports.wire import Wire
@@ -66,7 +67,8 @@ def nodes(stages: Stages, outer: Outer) -> dict[int, Node]:
 
 
 def serve(stages: Stages, outer: Outer, wire: Wire, **options: Any) -> tuple[Training, Federation]:
-    federation = Federation(wire, KEYS, away_after=10, clock=wire.clock, sleep=wire.sleep, **options)
+    clock: dict[str, Any] = {"clock": wire.clock, "sleep": wire.sleep}
+    federation = Federation(wire, KEYS, away_after=10, admission=Admission(bind="key"), **clock, **options)
     return training(stages, outer, None, federation), federation
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from lasg.core.algorithms import BITS, BUCKET, Stages, algorithm, composition_name
+from lasg.core.algorithms import BITS, BUCKET, Stages, algorithm
+from lasg.core.composition_names import composition_name
 from lasg.core.rules import RULES
 from lasg.core.server import RHO, Laziness
 from lasg.core.settings import Settings as Shared

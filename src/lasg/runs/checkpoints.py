@@ -126,5 +126,5 @@ def read_checkpoint(folder: Path, name: str = CHECKPOINT) -> dict[str, Any] | No
         return None
     except seals.UNREADABLE as error:
         why = seals.why(error)
-        raise LasgError(f"cannot read {path}: {why}. Delete it, and `lasg resume {folder}` starts anew") from None
+        raise LasgError(f"cannot read {path}: {why}. Delete it, and `lasg resume {folder}` starts again") from None
     return state

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lasg.core.algorithms import KNOWN, Algorithm, algorithm, composition_name
+from lasg.core.algorithms import KNOWN, Algorithm, algorithm
 from lasg.core.block_codec import BlockCodec
 from lasg.core.codec_names import name_of, parse
+from lasg.core.composition_names import composition_name
 from lasg.core.further_rules import ALL_RULES
 from lasg.core.own_codec import CodecLike, as_codec
 from lasg.core.rules import Record, Rule

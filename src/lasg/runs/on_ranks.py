@@ -111,7 +111,7 @@ class Parts:
             line = f"{problem}: going on from the checkpoint before it, of round {manifest['round']}"
             return own, shared, line if problem else ""
         if problem:
-            raise LasgError(f"{problem}: run it anew with --fresh")
+            raise LasgError(f"{problem}: run it again with --fresh")
         return None
 
     def _part(self, manifest: dict[str, Any]) -> tuple[str, bytes]:
@@ -153,7 +153,7 @@ class Parts:
 
 def _other_ranks(folder: Path, there: int, here: int) -> LasgError:
     return LasgError(
-        f"{folder} was begun on {there} ranks, and here are {here}: start as many, or run it anew with --fresh"
+        f"{folder} was begun on {there} ranks, and here are {here}: start as many, or run it again with --fresh"
     )
 
 
@@ -263,7 +263,7 @@ def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report:
 
 
 def _check_other_ranks(spec: Spec, folder: Path) -> None:
-    """Refuse to start anew where the run was begun on another number of ranks, and has a checkpoint."""
+    """Refuse to start again where the run was begun on another number of ranks, and has a checkpoint."""
     for other in sorted(folder.parent.glob(f"{spec.label}-*-ranks")):
         if other != folder and any((other / name).is_file() for name in (MANIFEST, PREVIOUS)):
             there, here = (path.name.removeprefix(f"{spec.label}-").removesuffix("-ranks") for path in (other, folder))

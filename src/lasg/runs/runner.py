@@ -105,8 +105,7 @@ class Job:
 
     def advance(self, report: Report | None, checkpoint: Callable[[], None] | None) -> str:
         """Run to the end; return how it ended: done or diverged."""
-        saved, pause = time.monotonic(), CHECKPOINT_SECONDS
-        training = self.training
+        saved, pause, training = time.monotonic(), CHECKPOINT_SECONDS, self.training
         try:
             if not self.trace.evaluations:
                 self.evaluate(report)
@@ -114,11 +113,9 @@ class Job:
                 began = time.monotonic()
                 if training.transport.is_first and checkpoint is not None and began - saved > pause:
                     training.control = max(training.control, CHECKPOINT)
-                finished = training.step()
+                self._last = finished = training.step()
                 self.trace.add_round(finished)
-                self._last = finished
-                now = time.monotonic()
-                self.seconds += now - began
+                self.seconds += (now := time.monotonic()) - began
                 if self._evaluation_due():
                     self.evaluate(report)
                 if report is not None and now >= self._report_due:
@@ -267,16 +264,16 @@ def resume(
     """Go on with a stored run that did not end; the result equals that of a run that was never stopped."""
     folder, data_dir = Path(folder), path_or_none(data_dir)
     stored = store.read(folder)
-    if stored.status == "running" and stored.meta["engine"] == "distributed":
-        raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
-    if stored.status == "running" and stored.meta["engine"] == "flower":
-        raise LasgError(f"{folder} is a federation's run: {stored.how_to_resume} goes on with it")
     if stored.status != "running":
         return whole(stored, report)
+    if stored.meta["engine"] == "distributed":
+        raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
+    if stored.meta["engine"] == "flower":
+        raise LasgError(f"{folder} is a federation's run: {stored.how_to_resume} goes on with it")
     with deterministic_threads(stored.spec):
         job = Job.from_spec(stored.spec, data_dir, **own)
         if factories.identity(stored.spec, data_dir, own.get("problem")) != stored.meta["data_sha256"]:
-            raise LasgError(f"{folder} was begun on other data or weights than there are now: start it anew")
+            raise LasgError(f"{folder} was begun on other data or weights than there are now: start it again")
         with lock(folder):
             found = store.last_checkpoint(folder)
             if found is not None and "ended" in found.state:
@@ -294,7 +291,7 @@ def restore(job: Job, state: dict[str, Any], path: Path) -> None:
     try:
         job.restore(state)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
-        raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start anew") from None
+        raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start again") from None
 
 
 def note(job: Job, remark: str, report: Report | None) -> None:
@@ -306,7 +303,7 @@ def note(job: Job, remark: str, report: Report | None) -> None:
 
 
 def whole(stored: Run, report: Report | None) -> Run:
-    """Return an ended run whose files are whole: a trace that cannot be read is written anew from the checkpoint."""
+    """Return an ended run whose files are whole: a trace that cannot be read is written again from the checkpoint."""
     store.check_model(stored)
     remarks = []
     try:
@@ -317,7 +314,7 @@ def whole(stored: Run, report: Report | None) -> Run:
             raise
         store.write_trace(stored.folder, state["trace"])
         stored = store.read(stored.folder)
-        remarks.append(f"{stored.folder / store.TRACE} was missing or damaged: written anew from {store.CHECKPOINT}")
+        remarks.append(f"{stored.folder / store.TRACE} was missing or damaged: written again from {store.CHECKPOINT}")
     if report is not None:
         report(Status.from_run(stored, *remarks))
     return stored
@@ -335,8 +332,7 @@ def conclude(
     """Store a job that came to its end."""
     digest = store.write_model(folder, model)
     # The vectors of a run that ended are of no more use; what is left says how it ended.
-    said = {"ended": ended, "message": job.message, "given_up": job.training.given_up, "model": digest}
-    state = {**job.record(), **said}
+    state = job.record() | {"ended": ended, "message": job.message, "given_up": job.training.given_up, "model": digest}
     store.write_checkpoint(folder, state)
     stored = finalize(folder, job.spec, meta, state)
     if report is not None:

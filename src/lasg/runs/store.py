@@ -119,11 +119,11 @@ class Run:
             arrays = self._arrays()
             check(arrays, self.spec, whole=self.status == "done", measured=self.meta["engine"] != "flower")
         except FileNotFoundError:
-            todo = "goes on with it" if self.status == "running" else "writes it anew"
+            todo = "goes on with it" if self.status == "running" else "writes it again"
             raise LasgError(f"{self.folder} has no {TRACE} yet: {self.how_to_resume} {todo}") from None
         except seals.UNREADABLE as error:
             raise LasgError(
-                f"cannot read {path}: {seals.why(error)}. `lasg resume {self.folder}` writes it anew"
+                f"cannot read {path}: {seals.why(error)}. `lasg resume {self.folder}` writes it again"
             ) from None
         return arrays
 
@@ -160,7 +160,7 @@ class Run:
         try:
             return dict(load_file(path))
         except seals.UNREADABLE as error:
-            raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
+            raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it again") from None
 
     @property
     def how_to_resume(self) -> str:
@@ -223,11 +223,11 @@ def read(folder: Path | str) -> Run:
     try:
         meta = seals.read_meta(folder)
     except seals.UNREADABLE as error:
-        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
+        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it again") from None
     version = meta.get("format")
     if version != FORMAT:
         raise LasgError(
-            f"{folder} has run format {version!r}; this version of lasg reads format {FORMAT}; --fresh runs it anew"
+            f"{folder} has run format {version!r}; this version of lasg reads format {FORMAT}; --fresh runs it again"
         )
     kinds = {"status": str, "engine": str, "versions": dict, "data_sha256": str, "seconds": int | float}
     wrong = [name for name, kind in kinds.items() if not isinstance(meta.get(name), kind)]
@@ -245,7 +245,7 @@ def _read_spec(folder: Path, run: str) -> Spec:
     except LasgError as error:
         raise LasgError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
-        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it anew") from None
+        raise LasgError(f"cannot read {path}: {seals.why(error)}. --fresh runs it again") from None
 
 
 def check_model(run: Run) -> None:
@@ -258,7 +258,7 @@ def check_model(run: Run) -> None:
     except OSError:
         whole = False
     if not whole:
-        raise LasgError(f"{path} is missing, damaged, or of another run: --fresh runs it anew")
+        raise LasgError(f"{path} is missing, damaged, or of another run: --fresh runs it again")
 
 
 def begin(folder: Path, spec: Spec, data_sha256: str, engine: Mapping[str, Any] | None = None) -> dict[str, Any]:
