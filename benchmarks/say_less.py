@@ -166,7 +166,7 @@ DROP_IN: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     ("text-lm", "adamw"): {
         "four steps": {**FOUR, **SHORT},
         "ddp, short memory": {"algorithm": "sgd", **SHORT},
-        "four steps, momentum .4": {**FOUR, **SHORT, "outer": {"momentum": 0.4, "nesterov": True}},
+        "four steps, momentum .2": {**FOUR, **SHORT, "outer": {"momentum": 0.2, "nesterov": True}, "once": True},
         "ddp": {"algorithm": "sgd", **ADAMW, "once": True},
         "eight steps": {"algorithm": EIGHT, **ADAMW, "once": True},
         "ddp, eta 0.002": {"algorithm": "sgd", **ADAMW, "eta": 0.002, "once": True},

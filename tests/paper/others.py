@@ -602,9 +602,9 @@ def lasg_sparse_local(s: Setting, K: int) -> Outcome:
 
 
 def lasg_grid_local(s: Setting, K: int) -> Outcome:
-    """lasg's own: a worker's move, with what it has not said yet, on a coarse grid; a little of Nesterov's momentum."""
+    """lasg's own: a worker's move, with what it has not said yet, on a coarse grid; some of Nesterov's momentum."""
     out, inner, e = begin(s), [s.inner() for _ in range(s.M)], s.zeros()
-    outer = SGD(s.eta, 0.2, nesterov=True)
+    outer = SGD(s.eta, 0.4, nesterov=True)
     for t in range(K):
         total = np.zeros(s.p)
         for m in range(s.M):

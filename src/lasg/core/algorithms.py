@@ -149,7 +149,7 @@ _OTHER_ROWS = (
         local=True,
         own_codec=parse("grid0.6+ec"),
         belief="residual",
-        outer=Outer("SGD", 1.0, {"momentum": 0.2, "nesterov": True}),
+        outer=Outer("SGD", 1.0, {"momentum": 0.4, "nesterov": True}),
         summary="a few steps of any optimizer (H = 4); 40 % of the move's energy, on a grid; for transformers",
         reference="lasg",
     ),
