@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 import subprocess
@@ -93,7 +94,8 @@ def test_other_stages_find_over_pipes_what_they_find_in_one_process(name: str) -
     ends[0][1], ends[1][0] = Pipe()
 
     def train(transport: Any) -> tuple[Any, ...]:
-        training = lasg.training(spec, transport=transport)
+        # Of its own, as processes have it: a problem keeps what it drew last, and threads would share that.
+        training = lasg.training(spec, copy.deepcopy(lasg.problem(spec)), transport)
         uploaded = [training.step().uploaded.tolist() for _ in range(20)]
         return uploaded, training.ledger.row(), training.theta.tobytes()
 

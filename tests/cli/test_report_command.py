@@ -532,7 +532,7 @@ def test_a_spec_that_is_not_whole_is_refused_by_name(lasg: Lasg, bad: Path, kept
 
 
 def test_a_run_that_has_not_ended_is_refused_with_the_command_that_ends_it(lasg: Lasg, bad: Path, kept: Path) -> None:
-    meta(status="running")(bad)
+    store.write_meta(bad, {**store.read(bad).meta, "status": "running"})
     line = stays_refused(lasg, bad, kept)
     assert "has not ended" in line
     assert f"lasg resume {RUNS / bad.name}" in line
@@ -543,7 +543,8 @@ def test_a_run_that_has_not_ended_is_refused_with_the_command_that_ends_it(lasg:
 def test_what_the_line_says_mends_the_trace(lasg: Lasg, bad: Path) -> None:
     cut(0.5)(bad)
     assert f"lasg resume {RUNS / bad.name}" in refused(lasg("report", RUNS))
-    fine(lasg("resume", bad))
+    (line,) = complaints(lasg("resume", bad))
+    assert line.endswith("written again from checkpoint.safetensors")
     fine(lasg("report", RUNS))
 
 

@@ -18,7 +18,7 @@ def test_every_test_that_the_security_page_names_exists() -> None:
 
 
 def test_every_row_of_its_tables_of_nodes_and_ranks_names_one() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Files\n")[0]  # whose rows are held by all of tests/hostile
     rows = [
         line
         for line in text.splitlines()
