@@ -11,10 +11,14 @@ import numpy as np
 
 from lasg.core.arrays import Array, IntArray, Mask, cast, copy, zeros
 from lasg.core.belief import pick, put
+from lasg.core.bit_packing import encode_varint, take_varint
 from lasg.core.blocks import Blocks, join, part
 from lasg.core.codecs import Codec, Noise, Shapes, State, StatefulCodec
 from lasg.core.lowrank import LowRank
 from lasg.errors import LasgError
+
+LONGEST = (1 << 35) - 1
+"""Bytes that the message of a block may say it has."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class BlockCodec(StatefulCodec):
     def _pack(self, said: Mask, bodies: dict[int, bytes], like: Array) -> bytes:
         message = [np.packbits(said).tobytes()]
         for b, body in bodies.items():
-            message += [_length_bytes(len(body)) if self._says_length(b, said, like) else b"", body]
+            message += [encode_varint(len(body)) if self._says_length(b, said, like) else b"", body]
         return b"".join(message)
 
     def _says_length(self, b: int, said: Mask, like: Array) -> bool:
@@ -132,7 +136,8 @@ class BlockCodec(StatefulCodec):
             where, codec = self._parts(len(like))[b]
             length = codec.length(where.stop - where.start, int(like.itemsize))
             if self._says_length(b, said, like):
-                length, at = _take_length(message, at)
+                length, rest = take_varint(memoryview(message)[at:], LONGEST)
+                at = len(message) - len(rest)
             end = len(message) if length is None else at + length
             if end > len(message):
                 raise LasgError(f"the message of a block has {length} bytes, {len(message) - at} came: refused")
@@ -167,7 +172,7 @@ class BlockCodec(StatefulCodec):
                 decoded[chosen, where] = cast(out, rows)
                 bits += size
                 if length is None and self._says_length(b, said[some[0]], rows):
-                    bits += 8 * len(_length_bytes(size // 8))
+                    bits += 8 * len(encode_varint(size // 8))
         return decoded, bits, after, heard
 
     @property
@@ -199,25 +204,3 @@ def _copies(state: State) -> State:
 
 def _put_part(state: State, b: int, who: Any, changed: State) -> None:
     put(state, who, {f"{b}.{name}": value for name, value in changed.items()})
-
-
-def _length_bytes(length: int) -> bytes:
-    """Return a length in groups of 7 bits, the lowest first; all but the last have their highest bit set."""
-    said = []
-    while length >= 0x80:
-        said.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([*said, length])
-
-
-def _take_length(message: bytes, at: int) -> tuple[int, int]:
-    """Undo `_length_bytes`; return where it ends, too."""
-    length = 0
-    for shift in range(0, 35, 7):
-        if at >= len(message):
-            break
-        byte, at = message[at], at + 1
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return length, at
-    raise LasgError("a message ends in the length of a block: it is damaged")
