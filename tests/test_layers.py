@@ -112,3 +112,17 @@ def test_what_trains_nothing_loads_neither_torch_nor_sklearn_nor_matplotlib(code
 def test_a_run_with_plain_sgd_does_not_load_torch_or_matplotlib(tmp_path: Path) -> None:
     arguments = ["run", "breast-cancer", "-a", "lasg-wk2", "--until", "iterations=3", "--out", str(tmp_path)]
     assert not modules_after(f"from lasg.cli.main import main; main({arguments!r})") & {"torch", "matplotlib"}
+
+
+def test_no_file_has_more_than_400_lines_and_no_function_more_than_60() -> None:
+    long = []
+    for path in sorted(ROOT.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > 400:
+            long.append(f"{path.name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > 60:
+                    long.append(f"{path.name}: {node.name} has {lines} lines")
+    assert not long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from lasg.core.algorithms import ALGORITHMS, algorithm
 from lasg.errors import LasgError, wrap_write_errors
+from lasg.report import plots
 from lasg.report.paper import CAP
 from lasg.runs.pairs import parse_pairs, parse_value
 from lasg.runs.spec import Spec, with_budget
@@ -189,6 +191,14 @@ def on_ranks(engine: str, exchange: str, relay: int, timeout: float) -> Ranks | 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise LasgError("torchrun started several ranks, and each would simulate the same: add --engine distributed")
     return None
+
+
+def check_pictures(paths: Iterable[Path | None]) -> None:
+    """Refuse, before the work is done, pictures that cannot be drawn, or written, after it."""
+    for path in paths:
+        if path:
+            plots.check(path)
+            check_writable(path)
 
 
 def check_writable(path: Path) -> None:

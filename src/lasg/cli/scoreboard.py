@@ -16,7 +16,7 @@ from lasg.cli import options
 from lasg.cli.running import execute
 from lasg.cli.show import new_table, out, print_json, titled
 from lasg.errors import LasgError
-from lasg.report import overview_plot, plots, scoreboard_plots
+from lasg.report import overview_plot, scoreboard_plots
 from lasg.report.scoreboard_table import CAPTION, cells, head, hours, json_rows, missing, title
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
@@ -55,10 +55,7 @@ def show_scoreboard(
     chosen = races.races(task)
     if picture and len(chosen) > 1:
         raise LasgError("--picture draws one race: name it with --task")
-    pictures = [path for path in (plot, picture) if path]
-    for path in pictures:
-        plots.check(path)
-        options.check_writable(path)
+    options.check_pictures((plot, picture))
     if not show:
         names = {race.name: _named(race, methods) for race in chosen}
         for race in chosen:
@@ -81,12 +78,8 @@ def show_scoreboard(
         return
     for name, listed in found.items():
         out.print(_table(races.RACES[name], listed))
-    for line in (
-        *missing(chosen, there),
-        CAPTION,
-        hours(results, there),
-        *(f"Plot: {path}" for path in pictures),
-    ):
+    notes = (*missing(chosen, there), CAPTION, hours(results, there))
+    for line in (*notes, *(f"Plot: {path}" for path in (plot, picture) if path)):
         out.print(line, soft_wrap=True)
 
 

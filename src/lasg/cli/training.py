@@ -201,11 +201,9 @@ def compare(
     links = [] if network is None else link_time.read_link_models(network)
     for known in links:
         known.per_worker(specs[0].workers)
-    if plot:
-        plots.check(plot)
-    for path in (plot, report):
-        if path:
-            options.check_writable(path)
+    options.check_pictures([plot])
+    if report:
+        options.check_writable(report)
     files = {"track": options.trackers(csv, tensorboard, track)}
     runs = execute(specs, out_dir, task, jobs=jobs, fresh=fresh, data_dir=data_dir, ranks=ranks, **files)
     goal = f"to reach loss {target:g}" if target else f"until {', '.join(until) or f'iterations={specs[0].iterations}'}"

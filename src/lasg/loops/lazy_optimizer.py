@@ -36,6 +36,7 @@ from lasg.loops.sharing import (
     pool_buffers,
     share_of_ranks,
     warn_of_threads,
+    with_bound,
 )
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
 from lasg.problems.flat import FlatView
@@ -77,39 +78,36 @@ class LazyOptimizer(torch.optim.Optimizer):
         """Take over the optimizer's parameters, and rank 0's values of them.
 
         The default sends every gradient, in 8 bits per entry; from three ranks on the sum is rounded so, too. A lazy
-        rule, such as wk2, sends fewer: `rho` bounds the error that this makes in the aggregate, relative to its size,
-        and a guard gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the
-        paper's constant, in place of rho and without a guard; `guard` sets that either way.
+        rule, such as wk2, sends fewer: `rho` bounds the relative error that this makes in the aggregate, and a guard
+        gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the paper's constant,
+        in place of rho and without a guard; `guard` sets that either way.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
         local gradient, before the rule sees it. `robust` bounds what one rank adds (median-clip3, trimmed; absent: the
         algorithm's): messages then go to every rank. `exchange` is auto, direct, scatter or hub, and `relay` the hub's
         rank. Every `check_every` rounds the ranks compare checksums of their models, and in every other round a piece
         of them (0: never); one that differs takes rank 0's, with a warning. Optimizers that are set otherwise on some
-        ranks are refused in any round. The group is the default one; without any this process is the only worker, and
-        nothing is encoded.
+        ranks are refused in any round. Without any `group` this process is the only worker: nothing is encoded.
         """
-        self.flat = FlatView(_named(optimizer))
-        self.optimizer = optimizer
+        self.flat, self.optimizer = FlatView(_named(optimizer)), optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         links = Links(group, timeout)
-        stages = _with_momentum_of(optimizer, choose_stages(algorithm, rule, codec, one_gradient=True))
-        stages = stages if robust is None else dataclasses.replace(stages, robust=robust)  # type: ignore[arg-type]
-        if links.ranks == 1:  # nothing travels: rounding would save nothing
-            stages = dataclasses.replace(stages, codec=Dense())
-        laziness = laziness_of(links.ranks, rho=rho, c=c, guard=guard, D=D, window=window)
-        constants = {"rho": rho, "c": c, "guard": guard, "D": D, "window": window, "seed": seed, "patience": patience}
-        ways = {"constants": constants, "exchange": [exchange, relay, check_every]}
-        shares, theta = self._take_over(links, weight, {**stages.describe(), **ways})
+        stages = _fit_ranks(links.ranks, choose_stages(algorithm, rule, codec, one_gradient=True), robust)
+        stages = _with_momentum_of(optimizer, stages)
+        lazy: dict[str, Any] = {"rho": rho, "c": c, "guard": guard, "D": D, "window": window}
+        constants = {**lazy, "seed": seed, "patience": patience}
+        agreed = {**stages.describe(), "constants": constants, "exchange": [exchange, relay, check_every]}
+        shares, theta = self._take_over(links, weight, agreed)
         self._loss = UserLoss(self.flat, shares)
-        routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
         self._settings = _describe_settings(optimizer)
+        routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
         self._ranks = Ranks(links, **routing, requantise=True, overlap=True, settings=self._settings)
         stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
         options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
+        laziness = laziness_of(links.ranks, **lazy)
         self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
-        warn_of_threads(links)
         self._interrupted = False
+        warn_of_threads(links)
         self.last: Round | None = None
         """The last round: who uploaded, the two sides of the rule."""
         self.listeners: list[Listener] = []
@@ -356,6 +354,12 @@ def _describe_settings(optimizer: torch.optim.Optimizer) -> Callable[[], str]:
         return text
 
     return describe
+
+
+def _fit_ranks(ranks: int, stages: Stages, robust: str | None) -> Stages:
+    """Return the stages with another bound, where one is given; with a single rank nothing travels, nor is rounded."""
+    stages = with_bound(stages, robust)
+    return stages if ranks > 1 else dataclasses.replace(stages, codec=Dense())
 
 
 def _with_momentum_of(optimizer: torch.optim.Optimizer, stages: Stages) -> Stages:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lasg.core.algorithms import LOCAL_DEFAULT, Outer, Stages, algorithm
 from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, TorchOptimizer
 from lasg.errors import LasgError
+from lasg.loops.sharing import with_bound
 from lasg.loops.user_loss import kind_of
 
 
@@ -66,8 +67,7 @@ def choose_stages(name: str, robust: str | None = None) -> tuple[Stages, Outer]:
             f"{name} lets ranks go on from models of their own until all average, and a loop whose ranks end one by "
             f"one must average in every round: take {LOCAL_DEFAULT} or diloco, with a larger `every`"
         )
-    stages = dataclasses.replace(chosen.stages(), inner=None, local_steps=1)
-    stages = stages if robust is None else dataclasses.replace(stages, robust=robust)  # type: ignore[arg-type]
+    stages = with_bound(dataclasses.replace(chosen.stages(), inner=None, local_steps=1), robust)
     if stages.rule.name != "always" or chosen.server is not None:
         raise LasgError(
             f"{name} decides by gradients, and lasg.lazy says how far the model moved: take {LOCAL_DEFAULT}, diloco or "

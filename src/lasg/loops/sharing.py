@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lasg.core.algorithms import Stages
 from lasg.core.arrays import FloatArray, checksum
 from lasg.core.training import Round, Training
 from lasg.errors import LasgError
@@ -41,6 +43,11 @@ def share_of_ranks(weight: float | None, links: Links) -> FloatArray:
         given = ", ".join(f"{share:g}" for share in shares)
         raise LasgError(f"the ranks' weights must sum to 1, as n_m / N do: they are {given}")
     return shares
+
+
+def with_bound(stages: Stages, robust: str | None) -> Stages:
+    """Return the stages with another bound on what one rank adds; without one, with the algorithm's own."""
+    return stages if robust is None else dataclasses.replace(stages, robust=robust)  # type: ignore[arg-type]
 
 
 def pool_buffers(links: Links, module: nn.Module, shares: FloatArray) -> None:
