@@ -46,11 +46,13 @@ def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the memory that is held; refuse one that mixes devices."""
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
     away = [value for value in tensors if isinstance(value, Away)]
-    here = [value for value in tensors if not isinstance(value, Away) and value.dim()]
     name = str(func)
+    # Indices may be on the CPU; what they choose from, and what is written there, may not.
+    meeting = [args[0], *args[2:]] if name in TAKES_INDICES and isinstance(args[0], Away) else tensors
+    here = [value for value in meeting if isinstance(value, torch.Tensor) and not isinstance(value, Away) and value.dim()]
     target = kwargs.pop("device", None) if "device" in kwargs else None
     moves = name in {"aten._to_copy.default", "aten.copy_.default", "aten.copy.default"}
-    if away and here and not moves and not (name in TAKES_INDICES and isinstance(args[0], Away)):
+    if away and here and not moves:
         raise AssertionError(f"{name} meets tensors of two devices, of shapes {[tuple(one.shape) for one in tensors]}")
     args, kwargs = tree_map(lambda value: value.held if isinstance(value, Away) else value, (args, kwargs))
     result = func(*args, **kwargs)

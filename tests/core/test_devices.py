@@ -13,12 +13,16 @@ import pytest
 import torch
 
 from lasg.core import arrays, belief
+from lasg.core.algorithms import algorithm
 from lasg.core.estimators import Momentum, Storm
-from lasg.core.optimizers import TorchOptimizer
+from lasg.core.optimizers import ClosedFormSGD, Constant, TorchOptimizer
 from lasg.core.rules import RULES
+from lasg.core.server import Laziness
+from lasg.core.stages import Stages
+from lasg.core.training import Training
 from tests.core import toy
 from tests.core.device import AWAY, Away, away, elsewhere
-from tests.core.toy import P, Run
+from tests.core.toy import M, P, Run, Toy
 
 ROUNDS = 12
 CODECS = (
@@ -95,6 +99,56 @@ def test_an_optimizer_of_torch_stays_there() -> None:
     np.testing.assert_array_equal(runs[0].theta, runs[1].theta)
     assert isinstance(runs[1].server.theta, torch.Tensor)
     assert runs[1].server.theta.device == AWAY
+
+
+COMPOSITIONS = (
+    "fda+dense+H2+inner+residual",
+    "clag+grid0.25+ec+difference",
+    "laq+uniform4+difference",
+    "lasg-vr",
+    "lag+qsgd4:3+difference+blocks3",
+    "wk1+sign:3+difference+blocks",
+    "always+topk0.4+ec+residual0.9+correction0.9",
+    "wk2+topk0.4+ef",
+    "always+lowrank1:rounded+residual",
+    "always+qsgd8+median-clip3",
+    "wk2+qsgd8:3+difference+trimmed",
+    "pse-recent+dense",
+    "pse-code+dense",
+)
+"""What has code of its own beyond the rules, codecs and beliefs above."""
+
+
+def trained(stages: Stages, kind: str) -> Training:
+    """Return a training of the toy problem, after some rounds."""
+    theta = toy.as_kind(np.zeros(P), kind)
+    training = Training(Toy(kind), ClosedFormSGD(theta, Constant(0.1)), stages, Laziness(workers=M, D=6, c=0.5))
+    for _ in range(ROUNDS):
+        training.step()
+    return training
+
+
+def same_training(stages: Stages) -> None:
+    here, there = (trained(stages, kind) for kind in ("torch", "away"))
+    assert here.ledger == there.ledger
+    assert isinstance(there.theta, Away)
+    np.testing.assert_array_equal(arrays.host(here.theta), arrays.host(there.theta))
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_every_further_stage_stays_there(name: str) -> None:
+    same_training(algorithm(name).stages(inner={"optimizer": "SGD", "eta": 0.1}))
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0])
+@pytest.mark.parametrize("memory", ["kept", "reset", "averaged"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_optimizers_of_the_workers_stay_there(optimizer: str, memory: str, drift: float) -> None:
+    if drift and memory == "averaged":
+        pytest.skip("refused: no model of the workers' momenta is corrected")
+    options = {"momentum": 0.9} if optimizer == "SGD" else {}
+    inner = {"optimizer": optimizer, "options": options, "memory": memory, "drift": drift, "eta": 0.05}
+    same_training(algorithm("always+qsgd8+H3+inner").stages(inner=inner))
 
 
 def test_a_stray_tensor_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,9 @@ class OptimizerSteps(Work):
         if "begun" not in row or not row["begun"][0]:
             return
         own = [name for name in row if name not in _OWN]
-        optimizer.state[parameter] = {name: torch.as_tensor(copy(row[name]))[0] for name in own}
+        known = {name: torch.as_tensor(copy(row[name]))[0] for name in own}
+        # Numbers, such as Adam's count of steps, are the CPU's, as torch's optimizers have them.
+        optimizer.state[parameter] = {name: value if value.dim() else value.cpu() for name, value in known.items()}
 
     def _begin_at(self, steps: int, optimizer: Any, parameter: Any, means: Sequence[Array]) -> None:
         """Give an optimizer the mean state of all workers after so many steps; before the first it has none."""
@@ -302,8 +304,8 @@ class OptimizerSteps(Work):
         kept = [optimizer.state[parameter] for optimizer, parameter in zip(optimizers, parameters, strict=True)]
         for name in state:
             if name not in _OWN:
-                rows = torch.stack([torch.as_tensor(row[name]).to(_dtype(theta)) for row in kept])
-                found[name] = host(rows) if isinstance(theta, np.ndarray) else rows
+                rows = torch.stack([torch.as_tensor(row[name]) for row in kept])
+                found[name] = cast(rows, theta)  # torch counts steps on the CPU, wherever the model is
         if "begun" in state:
             found["begun"] = state["begun"] * 0 + 1
         return found

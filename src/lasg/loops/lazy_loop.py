@@ -320,7 +320,9 @@ class LazyLoop:
             self._training.restore(as_arrays(state_dict, self._training.state(live=True)))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise LasgError(f"this state dict is not of a lazy loop like this one: {error!r}") from None
-        self.steps, self._start, self._settled = int(loop["steps"]), loop["start"].clone(), bool(loop["settled"])
+        # A copy, and where the model is: states are often loaded to the CPU.
+        self._start = loop["start"].to(self._start.device, copy=True)
+        self.steps, self._settled = int(loop["steps"]), bool(loop["settled"])
         self._ranks.links.agree({"round": self.rounds, "model": checksum(self._training.theta)})
 
     def __repr__(self) -> str:
