@@ -15,8 +15,11 @@ from typing import Any
 import typer.main
 
 import lasg
+from lasg.analysis import scoreboard
+from lasg.analysis.races import RACES
 from lasg.cli.main import app
 from lasg.core.settings import Settings
+from lasg.report import scoreboard_table
 from lasg.runs.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,11 +162,35 @@ def results() -> str:
     return "\n".join(f"- [{path.relative_to(folder)}](../{path.relative_to(ROOT)})" for path in found)
 
 
+def races() -> str:
+    """Return the table of every race, from the committed results, and which races have none."""
+    lines: list[str] = []
+    without = []
+    for race in RACES.values():
+        rows = scoreboard.read(ROOT / "results" / "scoreboard" / f"{race.name}.csv")
+        if not rows:
+            without.append(race.name)
+            continue
+        found = scoreboard.standings(rows)
+        lines += [f"## {race.name}", "", f"{_cell(scoreboard_table.title(race, found))}.", ""]
+        names = [_cell(name) for name in scoreboard_table.head()]
+        lines += [f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * (len(names) - 2)}"]
+        for row in scoreboard_table.cells(found, race.reference):
+            lines.append(f"| {' | '.join(_cell(cell) for cell in row)} |")
+        lacking = scoreboard_table.missing([race], {race.name: rows})
+        lines += ["", *(f"{_cell(line)}.\n" for line in lacking)]
+    lines += [_cell(scoreboard_table.CAPTION), ""]
+    if without:
+        lines += ["## Without results yet", "", ", ".join(f"`{name}`" for name in without) + "."]
+    return "\n".join(lines)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "keys": keys,
     "api": api,
     "examples": examples,
     "results": results,
+    "races": races,
 }
 """What a page may ask for with `<!-- generated: NAME -->`."""

@@ -19,6 +19,7 @@ from lasg.analysis.series import Series, check_one_problem, series
 from lasg.errors import LasgError, missing_extra
 from lasg.report.axes import label_axes, line
 from lasg.report.curves import LABELS, mean_curve
+from lasg.report.end_labels import End, label_ends
 from lasg.report.figure_data import uploads_per
 from lasg.report.formatting import seeds_of
 from lasg.report.rule_plots import ages, raster, sides
@@ -195,17 +196,20 @@ def _panels(
     figure = Figure(figsize=(3.9 * width + 1.6, 3.3 * height + 0.6), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False).ravel()
     for axis, (x, y) in zip(axes, pairs, strict=True):
-        for place, (one, look) in enumerate(zip(shown, styles(shown), strict=True)):
-            _curve(axis, one, look, (x, y), place, network)
+        looks = enumerate(zip(shown, styles(shown), strict=True))
+        ends = [_curve(axis, one, look, (x, y), place, network) for place, (one, look) in looks]
         label_axes(axis, y, LABELS[x] if network is None or x != "seconds" else f"simulated seconds ({network.name})")
+        label_ends(axis, [end for end in ends if end is not None])
     seeds = max(len(one.runs) for one in shown)
     note = f"mean of {seeds} seeds,\nband: ± 1 standard\ndeviation" if seeds > 1 else "one seed"
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title=note, alignment="left")
     return figure
 
 
-def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: int, network: LinkModel | None) -> None:
-    """Draw a series: the mean, its band, and a few markers, at other places for each."""
+def _curve(
+    axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: int, network: LinkModel | None
+) -> End | None:
+    """Draw a series: the mean, its band, and a few markers, at other places for each. Return where it ends."""
     curve = mean_curve(one, *pair, network)
     scale = 100 if pair[1] == "accuracy" else 1
     seen = curve.x > 0
@@ -215,6 +219,7 @@ def _curve(axis: Axes, one: Series, look: Style, pair: tuple[str, str], place: i
     if spread.any():
         # Below zero a logarithmic axis has no place: the band ends at a hundredth of the mean.
         axis.fill_between(x, np.maximum(y - spread, 0.01 * y), y + spread, color=look.colour, alpha=0.13, linewidth=0)
+    return End(one.label, look.colour, float(x[-1]), float(y[-1])) if len(x) else None
 
 
 # -- other pictures ----------------------------------------------------------------------------------------

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lasg.analysis.scoreboard import Standing
 from lasg.errors import LasgError
 from lasg.report.axes import line, use_log_scale
+from lasg.report.end_labels import spread
 from lasg.report.plots import check, drawing, finish, rendered, require_matplotlib, save
 from lasg.report.style import style
 
@@ -61,18 +64,13 @@ def _label(ax: Axes, rows: Sequence[Standing]) -> None:
     """Write the names to the right of the panel, each on the height of its point or as near as there is room."""
     low, high = (math.log(value) for value in ax.get_ylim())
     wanted = sorted((((math.log(_point(row)[1]) - low) / (high - low), row) for row in rows), key=lambda pair: pair[0])
-    heights: list[float] = []
-    for height, _ in wanted:
-        heights.append(height if not heights else max(height, heights[-1] + GAP))
-    over = max(0.0, heights[-1] - 1.0)
-    for i in reversed(range(len(heights))):  # what does not fit above pushes down
-        heights[i] = min(heights[i], (1.0 if i + 1 == len(heights) else heights[i + 1] - GAP) if over else heights[i])
+    heights = spread(np.array([height for height, _ in wanted]), GAP)
     for height, (_, row) in zip(heights, wanted, strict=True):
         look = style(row.algorithm)
         ax.annotate(
             row.contender,
             _point(row),
-            (1.03, height),
+            (1.03, float(height)),
             textcoords="axes fraction",
             va="center",
             fontsize=8,

@@ -17,8 +17,9 @@ from lasg.report import scoreboard_plots
 from lasg.report.formatting import counted, duration, factor, short
 
 CAPTION = (
-    "* nobody who arrived needs both fewer upload bits and fewer rounds. Down: what all workers receive, every message "
-    "of the others or the model, whichever is less. Who did not arrive is shown with what was spent by the end."
+    "* no method that arrived needs both fewer upload bits and fewer rounds than this one. Bits down: what all workers "
+    "receive, every message of the others or the model, whichever is less. A method that did not arrive is shown with "
+    "what it had spent by the end."
 )
 LINKS = ("cross-region", "home", "mobile")
 """Links whose simulated time is in the table; the results have all."""
@@ -93,7 +94,7 @@ def missing(chosen: Sequence[Race], there: Mapping[str, Sequence[Row]]) -> list[
         if race.name not in there:
             lines.append(f"{race.name}: no results yet")
         elif lacking:
-            lines.append(f"{race.name}: not run yet: {', '.join(lacking)}")
+            lines.append(f"{race.name}: not run yet: {'; '.join(lacking)}")
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lasg.report.axes import line, use_log_scale
+from lasg.report.end_labels import End, label_ends
 from lasg.report.plots import drawing, finish
 from lasg.report.style import style
 from lasg.theory.estimates import Curve
@@ -72,6 +73,7 @@ def _decline(axis: Axes, name: str, curves: Sequence[Curve]) -> None:
     use_log_scale(axis.yaxis)
     axis.set_xlabel("rounds K (log)")
     axis.set_ylabel(f"{WHAT[name]} (log)")
+    label_ends(axis, [End(one.algorithm, style(one.algorithm).colour, one.x[-1], one.mean[-1]) for one in curves])
 
 
 def _descents(figure: Figure, curves: Sequence[Curve]) -> None:
