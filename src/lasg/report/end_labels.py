@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 CROWDED = 7
 """Panels with fewer curves have the legend alone."""
-TOGETHER = 0.2
-"""Ends within this share of a panel, both ways, are one end: nothing there could be told apart by a name."""
+TOGETHER = 0.05
+"""Where the middle half of the ends is within this share of a panel, both ways, most curves end at one place: names
+there would tell nothing apart."""
 SIZE = 7.0
 """Of the letters, in points; a line of them is 1.2 times as high, and a letter about 0.6 times as wide."""
 LEADER = {"arrowstyle": "-", "alpha": 0.45, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
@@ -38,7 +39,7 @@ def label_ends(axis: Axes, ends: Sequence[End]) -> None:
     if len(ends) < CROWDED:
         return
     places = _fractions(axis, ends)
-    wide, tall = np.ptp(places, axis=0)
+    wide, tall = np.subtract(*np.percentile(places, [75, 25], axis=0))
     if max(wide, tall) < TOGETHER:
         return
     if tall >= wide:
