@@ -172,11 +172,13 @@ def races() -> str:
             without.append(race.name)
             continue
         found = scoreboard.standings(rows)
-        lines += [f"## {race.name}", "", f"{_cell(scoreboard_table.title(race, found))}.", ""]
+        ends = " and ".join(f"{value:,.0f} {key}" for key, value in race.until.items())
+        words = scoreboard_table.title(race, found).rpartition("(")[2].replace(")", "")
+        lines += [f"## {race.name}", "", f"To the loss that `{race.reference}` has after {ends}: {words}.", ""]
         names = [_cell(name) for name in scoreboard_table.head()]
         lines += [f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * (len(names) - 2)}"]
         for row in scoreboard_table.cells(found, race.reference):
-            lines.append(f"| {' | '.join(_cell(cell) for cell in row)} |")
+            lines.append(f"| {' | '.join(_cell(cell).replace(' ± ', '\u00a0±\u00a0') for cell in row)} |")
         lacking = scoreboard_table.missing([race], {race.name: rows})
         lines += ["", *(f"{_cell(line)}.\n" for line in lacking)]
     lines += [_cell(scoreboard_table.CAPTION), ""]

@@ -87,7 +87,7 @@ def _draw_picture(race: Race, there: Mapping[str, Sequence[scoreboard.Row]], met
     """Draw megabytes against loss of one race, of the methods that are named."""
     rows, names = there[race.name], _named(race, methods)
     drawn = [row for row in rows if row["contender"] in names]
-    overview_plot.draw(drawn, race.reference, title(race, scoreboard.standings(rows)), path)
+    overview_plot.draw(drawn, race.reference, overview_plot.heading(race), path)
 
 
 def _table(race: Race, rows: Sequence[Standing]) -> Group:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lasg.analysis.races import Race
 from lasg.analysis.scoreboard import Row
 from lasg.errors import LasgError
 from lasg.report.axes import use_log_scale
 from lasg.report.formatting import factor
 from lasg.report.plots import check, drawing, finish, save
+from lasg.runs.tasks import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,14 @@ SHORT = {"ddp": "DDP (sends every gradient)", "diloco": "DiLoCo", "sparseloco": 
 OURS: dict[str, Any] = {"color": "#0072b2", "marker": "D", "markersize": 9}
 OTHERS = ("#555555", "#d55e00", "#000000", "#cc79a7", "#009e73")
 """Colours of the others, in the order of the results."""
+
+
+def heading(race: Race) -> str:
+    """Say in words what a race trains, for readers who know none of its names."""
+    what = TASKS[race.task].summary.partition(",")[0].partition(" (")[0]
+    workers = race.contender(race.reference).spec(race, 0, {}).workers
+    known = SHORT.get(race.reference, race.reference)
+    return f"{what[:1].upper()}{what[1:]}, {race.setting}, {workers} workers: what each uploads to reach {known}'s loss"
 
 
 def figure_of(rows: Sequence[Row], reference: str, title: str) -> Figure:
@@ -51,7 +61,7 @@ def figure_of(rows: Sequence[Row], reference: str, title: str) -> Figure:
         ax.set(xlabel="megabytes uploaded by all workers together (log)", ylabel="training loss reached (log)")
         seeds = len({row["seed"] for row in shown})
         note = (
-            f"band: the loss to reach. A point per seed, {seeds} seeds; hollow: not reached. Down and left is better."
+            f"band: the loss to reach. One point for each of {seeds} seeds; hollow: missed. Lower left is better."
         )
         ax.annotate(note, (0.01, 0.015), xycoords="axes fraction", fontsize=8, color="#444444")
         return finish(figure, title)
