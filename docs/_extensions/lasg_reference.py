@@ -178,7 +178,7 @@ def races() -> str:
         names = [_cell(name) for name in scoreboard_table.head()]
         lines += [f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * (len(names) - 2)}"]
         for row in scoreboard_table.cells(found, race.reference):
-            lines.append(f"| {' | '.join(_cell(cell).replace(' ± ', '\u00a0±\u00a0') for cell in row)} |")
+            lines.append(f"| {' | '.join(map(_cell, row))} |")
         lacking = scoreboard_table.missing([race], {race.name: rows})
         lines += ["", *(f"{_cell(line)}.\n" for line in lacking)]
     lines += [_cell(scoreboard_table.CAPTION), ""]
