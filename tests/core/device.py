@@ -49,7 +49,9 @@ def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = str(func)
     # Indices may be on the CPU; what they choose from, and what is written there, may not.
     meeting = [args[0], *args[2:]] if name in TAKES_INDICES and isinstance(args[0], Away) else tensors
-    here = [value for value in meeting if isinstance(value, torch.Tensor) and not isinstance(value, Away) and value.dim()]
+    here = [
+        value for value in meeting if isinstance(value, torch.Tensor) and not isinstance(value, Away) and value.dim()
+    ]
     target = kwargs.pop("device", None) if "device" in kwargs else None
     moves = name in {"aten._to_copy.default", "aten.copy_.default", "aten.copy.default"}
     if away and here and not moves:

@@ -60,9 +60,7 @@ def figure_of(rows: Sequence[Row], reference: str, title: str) -> Figure:
         use_log_scale(ax.yaxis)
         ax.set(xlabel="megabytes uploaded by all workers together (log)", ylabel="training loss reached (log)")
         seeds = len({row["seed"] for row in shown})
-        note = (
-            f"band: the loss to reach. One point for each of {seeds} seeds; hollow: missed. Lower left is better."
-        )
+        note = f"band: the loss to reach. One point for each of {seeds} seeds; hollow: missed. Lower left is better."
         ax.annotate(note, (0.01, 0.015), xycoords="axes fraction", fontsize=8, color="#444444")
         return finish(figure, title)
 
