@@ -3,8 +3,7 @@
     python benchmarks/slow_link.py --data-dir DIR                      # 50 Mbit/s and 20 ms round trip, as root
     python benchmarks/slow_link.py --data-dir DIR --rate 0             # the loopback as it is, no namespaces
 
-Every host has a TUN device; a process between them (`Switch`) is the network: it delays every packet and lets no host
-send or receive faster than the rate. All methods train the paper's CNN on MNIST from the same start, on the same
+The network between them is in namespaces.py. All methods train the paper's CNN on MNIST from one start, on the same
 minibatches, rank r on its own classes, until the loss on 2,000 training samples is that of --target. The clock and the
 counters of the interfaces stand still while the loss is measured.
 """
@@ -13,18 +12,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
-import fcntl
-import heapq
-import itertools
 import json
 import math
-import multiprocessing
 import os
-import select
-import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -34,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from namespaces import DEVICE, Link, Network, carried, hosts, require_root
+
 RANKS = 4
-NETWORK = "10.77.0"
-DEVICE, LOOPBACK = "lasgtun", "lo"
+LOOPBACK = "lo"
 MTU = 9000
-QUEUE_SECONDS = 0.5
-"""What a link's buffer holds; more is dropped, as a router does."""
 LR, BATCH, EVERY, SAMPLE = 0.05, 30, 10, 2000
 METHODS = (
     "ddp",
@@ -53,99 +43,6 @@ METHODS = (
     "lasg wk2, 8 bits",
     "lasg wk2, 4 bits",
 )
-TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
-
-
-# -- the network ---------------------------------------------------------------------------------------------------
-
-
-def in_namespace(name: str) -> None:
-    """Move this process into a network namespace."""
-    with Path(f"/run/netns/{name}").open() as handle:
-        if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"setns {name}")
-
-
-def tun() -> int:
-    """Create the TUN device in the namespace that this process is in; return its handle."""
-    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
-    return handle
-
-
-def switch(names: list[str], rate: float, delay: float, ready: Any) -> None:
-    """Carry packets between the hosts, each delayed by half the round trip and paced at both ends."""
-    handles = []
-    for name in names:
-        in_namespace(name)
-        handles.append(tun())
-    ready.set()
-    host_of = {handle: host for host, handle in enumerate(handles)}
-    up, down = [0.0] * len(handles), [0.0] * len(handles)
-    waiting: list[tuple[float, int, int, bytes]] = []
-    numbers = itertools.count()
-    while True:
-        pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        for handle in select.select(handles, [], [], pause)[0]:
-            for packet in arriving(handle):
-                source, target = host_of[handle], packet[19] - 1
-                if packet[0] >> 4 != 4 or not 0 <= target < len(handles):
-                    continue
-                now, needs = time.monotonic(), 8 * len(packet) / rate
-                if up[source] - now > QUEUE_SECONDS:
-                    continue
-                up[source] = max(up[source], now) + needs
-                # At the other end it may queue behind what others send there.
-                down[target] = max(down[target], up[source] + delay / 2 - needs) + needs
-                if down[target] - now - delay / 2 > 2 * QUEUE_SECONDS:
-                    down[target] -= needs
-                    continue
-                heapq.heappush(waiting, (down[target], next(numbers), target, packet))
-        now = time.monotonic()
-        while waiting and waiting[0][0] <= now:
-            _, _, target, packet = heapq.heappop(waiting)
-            try:
-                os.write(handles[target], packet)
-            except (BlockingIOError, OSError):
-                continue
-
-
-def arriving(handle: int) -> Iterator[bytes]:
-    """Give the packets that a host has sent."""
-    while True:
-        try:
-            yield os.read(handle, 65536)
-        except BlockingIOError:
-            return
-
-
-@contextmanager
-def hosts(rate: float, delay: float) -> Iterator[list[str]]:
-    """Make namespaces, and the network between them; remove all of it."""
-    names = [f"lasg{os.getpid()}-{host}" for host in range(RANKS)]
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    carrier = context.Process(target=switch, args=(names, rate, delay, ready), daemon=True)
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        carrier.start()
-        ready.wait(10)
-        for host, name in enumerate(names):
-            inside = ("-n", name)
-            ip(*inside, "addr", "add", f"{NETWORK}.{host + 1}/24", "dev", DEVICE)
-            ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), "up")
-            ip(*inside, "link", "set", "lo", "up")
-        yield names
-    finally:
-        carrier.kill()
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def ip(*words: str) -> None:
-    """Run the command ip."""
-    subprocess.run(["ip", *words], check=True)
 
 
 # -- a rank --------------------------------------------------------------------------------------------------------
@@ -283,16 +180,6 @@ def post_local(model: Any, plain: Any, of: Task) -> Callable[[int], None]:
     return step
 
 
-def carried(device: str) -> tuple[int, int]:
-    """Return the bytes that an interface received and sent."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == device:
-            found = numbers.split()
-            return int(found[0]), int(found[8])
-    return 0, 0
-
-
 def race(method: str, of: Task, device: str) -> dict[str, Any]:
     """Train to the target; return seconds, iterations, and bytes."""
     import torch
@@ -356,17 +243,19 @@ def rank(options: argparse.Namespace) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def launched(options: argparse.Namespace, names: list[str] | None) -> Iterator[dict[str, Any]]:
+def launched(options: argparse.Namespace, network: Network | None) -> Iterator[dict[str, Any]]:
     """Start the ranks; give what rank 0 says of each method."""
     own = [sys.executable, __file__, "--target", str(options.target), "--limit", str(options.limit)]
     own += ["--c", str(options.c), "--methods", *options.methods]
     own += ["--data-dir", options.data_dir] if options.data_dir else []
     where = (
-        ("--address", f"{NETWORK}.1", "--device", DEVICE) if names else ("--address", "127.0.0.1", "--device", LOOPBACK)
+        ("--address", network.address(0), "--device", DEVICE)
+        if network
+        else ("--address", "127.0.0.1", "--device", LOOPBACK)
     )
     processes = []
     for number in range(RANKS):
-        before = ["ip", "netns", "exec", names[number]] if names else []
+        before = network.command(number) if network else ()
         output = subprocess.PIPE if number == 0 else None
         command = [*before, *own, *where, "--rank", str(number)]
         processes.append(
@@ -386,6 +275,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=50.0, help="Mbit/s of every host, each way; 0: not shaped")
     parser.add_argument("--delay", type=float, default=20.0, help="round trip in ms")
+    parser.add_argument("--loss", type=float, default=0.0, help="per cent of the packets that are lost")
+    parser.add_argument("--mtu", type=int, default=MTU, help="the longest packet, in bytes")
     parser.add_argument("--target", type=float, default=0.3, help="the loss to reach")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a method is given up")
     parser.add_argument("--c", type=float, default=0.1, help="the laziness of the rules")
@@ -399,11 +290,12 @@ def main() -> None:
         rank(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the namespaces are removed
-    if options.rate and (os.geteuid() != 0 or not shutil.which("ip")):
-        sys.exit("network namespaces need root and the command ip (iproute2); --rate 0 measures the loopback")
+    if options.rate:
+        require_root()
     rows: list[dict[str, Any]] = []
-    with hosts(options.rate * 1e6, options.delay / 1e3) if options.rate else _nowhere() as names:
-        for row in launched(options, names):
+    links = [Link(options.rate * 1e6, options.delay / 1e3, options.loss / 100)] * RANKS
+    with hosts(links, options.mtu) if options.rate else _nowhere() as network:
+        for row in launched(options, network):
             rows.append(row)
             first = rows[0]  # None unless DistributedDataParallel came first, and both reached the loss
             compares = first["method"] == "ddp" and first["reached"] and row["reached"]

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import warm
 from deployment import Deployment, Host
-from slow_link import ip
+from namespaces import ip
 
 from lasg.data.loaders import load
 from lasg.errors import LasgError
