@@ -148,10 +148,10 @@ class Recorder:
         if not self.job.trace.evaluations:  # nobody could measure anything
             self.job.trace.add_evaluation(self.run.ledger, math.nan, None)
         members = self.federation.members
-        told = {"bytes_up": members.bytes_up, "bytes_down": members.bytes_down, "refused_answers": members.refusals}
+        traffic = {"bytes_up": members.bytes_up, "bytes_down": members.bytes_down, "refused_answers": members.refusals}
         state = {**self.job.record(), "ended": "done", "message": "", "given_up": self.run.given_up, "model": digest}
         # A federation may go on with more rounds: its checkpoints stay.
-        runner.finalize(self.folder, self.job.spec, {**self.meta, **told}, state, keep_previous=True)
+        runner.finalize(self.folder, self.job.spec, {**self.meta, **traffic}, state, keep_previous=True)
 
 
 class RoundLog:

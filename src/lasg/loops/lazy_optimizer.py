@@ -264,9 +264,9 @@ class LazyOptimizer(torch.optim.Optimizer):
                 "optimizer.load_state_dict(state['server']['optimizer']['optimizer'])"
             )
         if given != own:
-            told, here = (", ".join(f"{name} {it[name]}" for name in own if name in it) for it in (given, own))
-            told = told or "something else"
-            raise LasgError(f"this state dict is of {told}, and here is {here}: every rank saves and loads its own")
+            theirs, here = (", ".join(f"{name} {it[name]}" for name in own if name in it) for it in (given, own))
+            theirs = theirs or "something else"
+            raise LasgError(f"this state dict is of {theirs}, and here is {here}: every rank saves and loads its own")
         try:
             self._training.restore(as_arrays(state_dict, self._training.state(live=True)))
         except (KeyError, TypeError, RuntimeError, ValueError) as error:

@@ -123,8 +123,9 @@ def _laziness(rows: Sequence[Summary]) -> list[str]:
     if gain >= PAYS:
         slower = ", ".join(f"{name(other)} ({1 / less:.2g}x as long)" for less, other, _ in gains if less <= 1 / PAYS)
         but = f", not with {slower}" if slower else ""
-        told = row is min(rows, key=lambda one: _seconds(one) if one.counts else math.inf) and twin is baseline_of(rows)
-        how = "" if told else f", {factor(gain)} as fast as {name(twin)}"
+        fastest = min(rows, key=lambda one: _seconds(one) if one.counts else math.inf)
+        expected = row is fastest and twin is baseline_of(rows)
+        how = "" if expected else f", {factor(gain)} as fast as {name(twin)}"
         return [f"Laziness pays with {name(row)}{how}{but}."]
     if gain > 1 / PAYS:
         return [

@@ -25,7 +25,7 @@ from lasg.core.transport import Hosting, Local, Plan
 from lasg.errors import LasgError
 from lasg.packing import pack
 from lasg.transports.membership import Admission, Carrier, Membership, Report
-from lasg.transports.model_deltas import DeltaLog, Told, encode_steps, tells_sums
+from lasg.transports.model_deltas import DeltaLog, NodeModel, encode_steps, tells_sums
 from lasg.transports.nodes import Answer, Checker, Parcel, agreed_settings, require
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class OpenRound(NamedTuple):
     request: Request
     checksum: int
     """Of the model."""
-    pending: dict[str, tuple[int, Told]]
+    pending: dict[str, tuple[int, NodeModel]]
     """Who was asked and has not answered, by the name of the answer, with what its node then has."""
     answers: dict[int, Answer]
     asked: set[int]
@@ -70,7 +70,7 @@ class Federation(Local):
         """Take the workers' keys: a node is worker m if it says key m, and may, as `admission` says.
 
         A worker that has not answered for `away_after` rounds is `away`: its contribution is kept or dropped, or the
-        run stops. With `send_deltas` a node that has an older model is told what changed it, where that is shorter than
+        run stops. With `send_deltas` a node that has an older model is sent what changed it, where that is shorter than
         the model; nodes then see the quantised contributions of the others. `buffers` has a place for every worker's
         buffers, which are kept there as they come.
         """
@@ -187,42 +187,42 @@ class Federation(Local):
             "weight": float(self.members.weights[m]),
             "checksum": now.checksum,
         }
-        more, arrays, told = self._model_or_steps(m, now)
+        more, arrays, node_model = self._model_or_steps(m, now)
         arrays |= {} if request.blocks is None else request.blocks.pack(m)
         now.asked.add(m)
         name = self.members.push(self.members.node_of_worker[m], Parcel({**head, **more}, arrays))
-        now.pending[name] = (m, told)
+        now.pending[name] = (m, node_model)
 
-    def _model_or_steps(self, m: int, now: OpenRound) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]], Told]:
+    def _model_or_steps(self, m: int, now: OpenRound) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]], NodeModel]:
         """Return what brings a worker's node to the model of the round, and what it then has."""
-        k, told = now.request.k, self.members.told.get(m)
+        k, had = now.request.k, self.members.node_models.get(m)
         if k == 0 and m not in now.asked and self.members.starts.get(m) == now.checksum:
-            return {}, {}, Told(0, {}, False)  # it has the model
-        has = {} if told is None else dict(told.has)
-        steps = None if self.deltas is None or told is None else self.deltas.steps_for(m, told, k)
-        if told is not None and steps is not None:
+            return {}, {}, NodeModel(0, {}, False)  # it has the model
+        has = {} if had is None else dict(had.has)
+        steps = None if self.deltas is None or had is None else self.deltas.steps_for(m, had, k)
+        if had is not None and steps is not None:
             head, arrays = encode_steps(steps)
-            head |= {"basis": told.at, **({"weights": self.members.weights.tolist()} if self.robust else {})}
+            head |= {"basis": had.at, **({"weights": self.members.weights.tolist()} if self.robust else {})}
             has |= {unit: j for held in steps.values() for unit, (j, _) in held.items()}
-            return head, arrays, Told(k, has, False)
+            return head, arrays, NodeModel(k, has, False)
         head, arrays, at = {}, {"model": host(now.request.theta)}, k
         if self.deltas is not None and (state := self._optimizer_state()):
             if self.optimizer.plain or self.deltas.helps(m):
                 arrays["optimizer"] = np.frombuffer(pack(state), np.uint8)
             else:
                 at = NEVER
-        if told is None and self.buffers is not None and self.held[m] != NEVER:
+        if had is None and self.buffers is not None and self.held[m] != NEVER:
             head["buffers"], arrays["buffers"] = self.buffers.pack(m)
-        return head, arrays, Told(at, has, told is None)
+        return head, arrays, NodeModel(at, has, had is None)
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return what repeating the server's steps takes besides the model: nothing, for plain SGD in closed form."""
         return {name: value for name, value in self.optimizer.state().items() if name != "theta"}
 
-    def _take(self, m: int, told: Told, parcel: Parcel | None, now: OpenRound) -> None:
+    def _take(self, m: int, node_model: NodeModel, parcel: Parcel | None, now: OpenRound) -> None:
         """Take an answer, or refuse it."""
         members, key = self.members, self.keys[m]
-        members.told.pop(m, None)  # until it is known that the node took what it was sent
+        members.node_models.pop(m, None)  # until it is known that the node took what it was sent
         node = members.node_of_worker.get(m)
         if node is None or members.failed(node, key, parcel):
             return
@@ -230,7 +230,7 @@ class Federation(Local):
         try:
             k, must = now.request.k, bool(now.request.must_upload[m])
             answer = self.checker.check(parcel, self.run, k, m, key, self.held[m], must_upload=must)
-            require(answer.kind != "lost" or not told.whole, "it did not understand the model")
+            require(answer.kind != "lost" or not node_model.whole, "it did not understand the model")
         except LasgError as error:
             members.refuse(node, key, str(error))
             return
@@ -240,7 +240,7 @@ class Federation(Local):
             self._ask(m, now)
         elif answer.kind != "stale":
             members.failures.pop(node, None)
-            members.told[m] = told
+            members.node_models[m] = node_model
             now.answers[m] = answer
 
     def _together(self, now: OpenRound, gone: Sequence[int]) -> Uploads:

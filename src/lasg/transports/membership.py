@@ -17,7 +17,7 @@ import numpy as np
 
 from lasg.core.arrays import FloatArray, IntArray, host
 from lasg.errors import LasgError
-from lasg.transports.model_deltas import Told
+from lasg.transports.model_deltas import NodeModel
 from lasg.transports.nodes import FAILED, Parcel, is_integer, require
 
 STRIKES = 3
@@ -140,7 +140,7 @@ class Membership:
     def forget_nodes(self) -> None:
         """Know no node: every one is met again."""
         self.node_of_worker: dict[int, int] = {}
-        self.told: dict[int, Told] = {}
+        self.node_models: dict[int, NodeModel] = {}
         """What each worker's node has, if it answers."""
         self.starts: dict[int, Any] = {}
         """The checksum of the model that each worker's node would start from by itself, where it says so."""
@@ -305,7 +305,7 @@ class Membership:
         self._waits_for.pop(node, None)
         if self.admission.bind == "node":
             self.owners[m] = node
-        self.told.pop(m, None)
+        self.node_models.pop(m, None)
         self.starts[m] = parcel.head.get("start")
         return m
 
@@ -325,7 +325,7 @@ class Membership:
     def _drop(self, m: int) -> None:
         """Know no node of a worker; who was refused as a second one is greeted again."""
         del self.node_of_worker[m]
-        self.told.pop(m, None)
+        self.node_models.pop(m, None)
         for node in [node for node, wanted in self._waits_for.items() if wanted == m]:
             self._greet_at[node] = -math.inf
             del self._waits_for[node]

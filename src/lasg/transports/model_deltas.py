@@ -1,4 +1,4 @@
-"""What moved the model, told to nodes that have an older one: where that is shorter than the model itself.
+"""What moved the model, sent to nodes that have an older one: where that is shorter than the model itself.
 
 The server's aggregate is a function of what it holds: one message per worker, or, where those are as long as the model
 or build on one another, their sum. Under `residual` it holds what came in the round, and nothing else. A node that has
@@ -31,7 +31,7 @@ SUM = 0
 
 
 def tells_sums(stages: Stages, theta: Array) -> bool:
-    """Tell whether the sum of all contributions is told, and not each worker's message."""
+    """Say whether the sum of all contributions is sent, and not each worker's message."""
     length = stages.codec.length(theta.shape[-1], int(theta.itemsize))
     if length is not None and length >= theta.shape[-1] * theta.itemsize:
         return True
@@ -40,14 +40,14 @@ def tells_sums(stages: Stages, theta: Array) -> bool:
     return length is None or is_chained(stages.belief, stages.codec)
 
 
-class Told(NamedTuple):
+class NodeModel(NamedTuple):
     """What a node has, if it answers: the model of a round, and the rounds of the messages that it holds."""
 
     at: int
     """`NEVER`: it has a model, and not the state of the server's optimizer, so it cannot go on from there."""
     has: dict[int, int]
     whole: bool
-    """Whether it was told everything that one without any memory needs."""
+    """Whether it was sent everything that one without any memory needs."""
 
 
 class DeltaLog:
@@ -78,19 +78,19 @@ class DeltaLog:
                 held |= came
         return held
 
-    def steps_for(self, m: int, told: Told, k: int) -> Steps | None:
+    def steps_for(self, m: int, node: NodeModel, k: int) -> Steps | None:
         """Return the steps that bring a worker's node to the model of round k, None where the model is shorter.
 
         They may be longer than it by what the node has saved so far, or would have saved if it held all messages.
         """
         spare = self.spare.get(m, 0)
-        if told.at not in self.log:
+        if node.at not in self.log:
             self.spare[m] = spare + max(0, self.limit - self._last_size()) if spare < 0 else spare
             return None
-        missing = {unit: held for unit, held in self.held(told.at).items() if told.has.get(unit) != held[0]}
-        missing = self.log[told.at] if self.used_once else missing
-        later = {j: self.log[j] for j in range(told.at + 1, k)}
-        steps = {told.at: missing, **later}
+        missing = {unit: held for unit, held in self.held(node.at).items() if node.has.get(unit) != held[0]}
+        missing = self.log[node.at] if self.used_once else missing
+        later = {j: self.log[j] for j in range(node.at + 1, k)}
+        steps = {node.at: missing, **later}
         fits = _size(steps) <= self.limit + spare
         self.spare[m] = spare + (self.limit - _size(steps) if fits else max(0, self.limit - _size(later)))
         return steps if fits else None
@@ -103,7 +103,7 @@ class DeltaLog:
         return 2 * self._last_size() <= self.limit and self.spare.get(m, 0) >= 0
 
     def note_lost(self, m: int) -> None:
-        """Take note that a worker's node could not repeat the steps: it is told everything once more.
+        """Take note that a worker's node could not repeat the steps: it is sent everything once more.
 
         Where its arithmetic has other last digits that is so in every round, and the model alone is then shorter.
         """

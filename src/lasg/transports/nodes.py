@@ -108,7 +108,7 @@ class Node:
         self.optimizer: Optimizer | None = None
         """The server's, as it was in round `at`, with the model of that round."""
         self.held: Held = {}
-        """What the server held then, as far as it was told."""
+        """What the server held then, as far as it was sent."""
         if self.buffers is not None:
             self.buffers.reset()
         self.weighted_oracle = oracle = _Weighted(self.oracle)
@@ -217,8 +217,8 @@ class Node:
     def _reach(self, k: int, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Have the model of round k, which came or is reached by the server's steps; tell whether it is that."""
         if "model" in arrays:
-            told = unpack(arrays["optimizer"].tobytes(), "the server's optimizer") if "optimizer" in arrays else {}
-            self._set_optimizer(arrays["model"].copy(), told)
+            optimizer = unpack(arrays["optimizer"].tobytes(), "the server's optimizer") if "optimizer" in arrays else {}
+            self._set_optimizer(arrays["model"].copy(), optimizer)
         elif "basis" not in head:
             if self.start is None:
                 return False
