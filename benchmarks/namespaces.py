@@ -1,4 +1,4 @@
-"""Hosts on one machine with slow links: network namespaces, TUN devices, and a process that is the network between them.
+"""Hosts on one machine with slow links: network namespaces, TUN devices, and a process in between that is the network.
 
     python benchmarks/namespaces.py --rate 2 --round-trip 100 --loss 1     # what such a link does, measured; as root
 
@@ -174,7 +174,7 @@ def plan(
     sent[source] = max(sent[source], now) + 8 * size / rate
     # At the other end it may queue behind what others send there.
     needs = 8 * size / rate_down
-    arrival = max(received[target], sent[source] + way - needs) + needs
+    arrival: float = max(received[target], sent[source] + way - needs) + needs
     if arrival - now - way > 2 * QUEUE_SECONDS or luck < max(lost, lost_down):
         return None
     received[target] = arrival
