@@ -1,6 +1,7 @@
 """Every test has its own cache: the user's is neither read nor written."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ TOGETHER = (
     "tests/test_walks.py",
 )
 """Tests of these share what takes long to make: they run in one process, and first, since they also wait a lot."""
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C work in a suite that a shell started in the background: there it is ignored, here and in children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
