@@ -107,15 +107,14 @@ def finite(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def of_round(finished: Any) -> dict[str, float]:
-    """Return what a finished round (`lasg.core.training.Round`) says: who was silent, threshold and innovation."""
-    uploaded = [bool(value) for value in finished.uploaded]
-    values: dict[str, float | None] = {"silent": len(uploaded) - sum(uploaded), "threshold": float(finished.threshold)}
-    if finished.left is not None:
-        known = [float(value) for value in finished.left if math.isfinite(value)]
-        values["innovation"] = sum(known) / len(known) if known else None
-    if len(uploaded) <= MOST_WORKERS:
-        values |= {f"uploaded/worker_{m}": float(value) for m, value in enumerate(uploaded)}
+def of_round(uploaded: Iterable[Any], threshold: float, left: Iterable[Any] | None) -> dict[str, float]:
+    """Return what a round says: who was silent, and both sides of the rule, the left one as the workers' mean."""
+    flags = [bool(value) for value in uploaded]
+    values: dict[str, float | None] = {"silent": len(flags) - sum(flags), "threshold": float(threshold)}
+    known = [float(value) for value in left if math.isfinite(value)] if left is not None else []
+    values["innovation"] = sum(known) / len(known) if known else None
+    if len(flags) <= MOST_WORKERS:
+        values |= {f"uploaded/worker_{m}": float(value) for m, value in enumerate(flags)}
     return finite(values)
 
 

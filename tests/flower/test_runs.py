@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ pytest.importorskip("sklearn", reason="the data is scikit-learn's")
 from torch import nn
 
 import lasg
-from lasg import ModuleProblem
+from lasg import ModuleProblem, trackers
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app, storage
 from lasg.report.page import build
@@ -153,3 +154,36 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, lines
     run = federated(tmp_path, rounds=4, resume=True)
     assert run.server.k == 4
     assert f"lasg: going on at round 2 of {tmp_path}" in lines
+
+
+def test_what_track_names_gets_every_round_also_those_before_a_resume(tmp_path: Path, lines: list[str]) -> None:
+    out, log = tmp_path / "federation", tmp_path / "log.csv"
+    federated(out, rule="wk2", c=0.5, rounds=3, track=f"csv={log}")
+    run = federated(out, rule="wk2", c=0.5, rounds=6, resume=True, track=f"csv={log}, csv={tmp_path / 'second.csv'}")
+    with log.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    trace = list(csv.DictReader((out / "trace.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in found] == [1, 2, 3, 4, 5, 6]
+    assert [int(float(row["uploads"])) for row in found] == [int(line["uploads_so_far"]) for line in trace]
+    assert [float(row["bytes_up"]) for row in found] == [float(line["bytes_up"]) for line in trace]
+    assert [WORKERS - float(row["silent"]) for row in found] == [float(line["uploads"]) for line in trace]
+    assert all(float(row["seconds_per_round"]) >= 0 and row["threshold"] for row in found)
+    assert float(found[-1]["uploads_saved"]) == 1 - run.ledger.uploads / (6 * WORKERS)
+    assert (tmp_path / "second.csv").read_text() == log.read_text()
+    assert not [line for line in lines if "tracker" in line]
+
+
+def test_a_tracker_that_fails_is_named_once_and_the_federation_goes_on(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("the tracker's server is gone")
+
+    monkeypatch.setattr(trackers.CsvRun, "log", fail)
+    run = federated(tmp_path / "federation", rounds=2, track=f"csv={tmp_path / 'log.csv'}")
+    assert run.server.k == 2
+    assert [line for line in lines if "the tracker csv failed" in line] == [
+        "lasg: the tracker csv failed, and gets nothing more: the tracker's server is gone"
+    ]
+    with pytest.raises(LasgError, match="unknown tracker 'wandbb'"):
+        federated(tmp_path / "other", rounds=1, track="wandbb")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -24,6 +26,7 @@ from lasg.errors import LasgError, first_line
 from lasg.flower.records import GridCarrier, parcel, records
 from lasg.flower.settings import Settings
 from lasg.flower.storage import Recorder, choose
+from lasg.flower.tracking import Tracked
 from lasg.problems.buffers import Buffers
 from lasg.problems.flat import FlatView
 from lasg.runs import factories
@@ -173,8 +176,10 @@ def train(
         say(INFO, f"{out} has a run in it: this one goes to {folder} (resume=true goes on with the last)")
     with lock(folder, LINGERING if settings.resume else 0.0):
         spec = settings.spec.but(dtype=str(host(run.theta).dtype))
-        recorder = Recorder(folder, spec, run, federation)
-        _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
+        tracked = Tracked(settings.track, folder.name, spec.to_dict(), functools.partial(say, WARNING))
+        recorder = Recorder(folder, spec, run, federation, tracked)
+        with closing(tracked):
+            _rounds(recorder, settings, None if measure is None else lambda: measure(trained()))
         recorder.finish(trained())
     say(INFO, _summary(run, federation, folder / MODEL))
     return run
@@ -244,7 +249,7 @@ def _rounds(recorder: Recorder, settings: Settings, measure: Callable[[], tuple[
         say(INFO, f"going on at round {run.server.k} of {recorder.folder}")
     elif settings.resume:
         say(WARNING, f"there is no checkpoint in {recorder.folder} to go on from: this run begins at round 0")
-    recorder.rounds.begin(run.server.k)
+    recorder.begin()
     federation.gather(settings.wait)
     while run.server.k < settings.rounds:
         began = time.monotonic()

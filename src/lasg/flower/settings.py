@@ -96,6 +96,8 @@ class Settings:
     evaluate_every: int = 1
     out: str = "federation"
     """The server's folder: its checkpoint, the trace, the model."""
+    track: str = ""
+    """Where the server's numbers go as they come, with commas: csv=FILE, tensorboard=FOLDER, wandb, mlflow, trackio."""
     resume: bool = False
 
     @classmethod

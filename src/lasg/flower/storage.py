@@ -22,6 +22,7 @@ from torch import nn
 from lasg.core.arrays import copies
 from lasg.core.training import Round, Training
 from lasg.errors import LasgError
+from lasg.flower.tracking import Tracked
 from lasg.packing import unpack
 from lasg.problems.buffers import named_tensors
 from lasg.runs import runner, store
@@ -57,8 +58,11 @@ def choose(out: Path, *, resume: bool) -> Path:
 class Recorder:
     """Writes the store of a federation's run: a checkpoint after every round, the one before kept, and the end."""
 
-    def __init__(self, folder: Path, spec: Spec, run: Training, federation: Federation) -> None:
+    def __init__(
+        self, folder: Path, spec: Spec, run: Training, federation: Federation, tracked: Tracked | None = None
+    ) -> None:
         self.folder, self.run, self.federation = folder, run, federation
+        self.tracked = tracked or Tracked("", "", {}, print)
         self.job = Job(spec, run, Trace(spec.workers, spec.watched))
         self.rounds = RoundLog(folder / ROUNDS)
         self.meta: dict[str, Any] = {}
@@ -96,6 +100,12 @@ class Recorder:
             raise damaged
         return False
 
+    def begin(self) -> None:
+        """Begin, or go on, with the next round; trackers get the rounds before it from what is stored of them."""
+        self.rounds.begin(self.run.server.k)
+        for line in self.rounds.lines():
+            self.tracked.log(line, self.job.trace)
+
     def _check(self, path: Path, theirs: dict[str, Any]) -> None:
         """Refuse a checkpoint of other settings; an older one says nothing of what was not a setting then."""
         settings = self.federation.members.settings
@@ -122,7 +132,9 @@ class Recorder:
         ledger, members = self.run.ledger, self.federation.members
         who = [key for key, uploaded in zip(self.federation.keys, done.uploaded, strict=True) if uploaded]
         counts = (ledger.uploads, ledger.bits_up, members.bytes_up, members.bytes_down, ledger.gradients)
-        self.rounds.add(self.run.server.k, len(who), *counts, round(seconds, 3), loss, accuracy, " ".join(who))
+        said = (self.run.server.k, len(who), *counts, round(seconds, 3), loss, accuracy, " ".join(who))
+        self.rounds.add(*said)
+        self.tracked.log(dict(zip(self.rounds.COLUMNS, said, strict=True)), self.job.trace)
         if ledger.uploads:  # before that there is nothing to go on from, and the folder stays free
             self._begin()
             store.write_checkpoint(self.folder, {**self.job.state(), "lines": self.rounds.digest})
@@ -161,6 +173,7 @@ class RoundLog:
     """
 
     HEADER = "round,uploads,uploads_so_far,bits_up,bytes_up,bytes_down,gradients,seconds,loss,accuracy,who"
+    COLUMNS = HEADER.split(",")
 
     def __init__(self, path: Path) -> None:
         self.path, self.digest = path, ""

@@ -55,7 +55,8 @@ class Log:
             "seconds_per_round": now - self._before,
         }
         self._before = now
-        self._tracker.log(finished.k + 1, finite(given) | counts | of_round(finished))
+        said = of_round(finished.uploaded, finished.threshold, finished.left)
+        self._tracker.log(finished.k + 1, finite(given) | counts | said)
 
     def close(self) -> None:
         """End the tracker's run; the loop goes on without it."""

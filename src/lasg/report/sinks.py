@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +32,9 @@ class Sink(Protocol):
 class Csv:
     """One row per evaluation of a run, written as it comes."""
 
-    COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED)
+    ROUND = ("silent", "threshold", "innovation", "seconds_per_round")
+    """What is told of the round before the evaluation, where it is known."""
+    COLUMNS = ("run", "task", "partition", "algorithm", "seed", *EVALUATED, "bytes_up", "bytes_down", *ROUND)
 
     def __init__(self, path: Path | str) -> None:
         # What is there stays until the first report: a command that is refused changes nothing.
@@ -39,10 +43,12 @@ class Csv:
     def __call__(self, status: Status) -> None:
         """Append the evaluations of a report."""
         spec, rows = status.spec, []
-        for row in status.evaluations:
+        for row, last in zip(status.evaluations, status.rounds or itertools.repeat({}), strict=False):
             *counts, loss, accuracy = row
             numbers = [*map(int, counts), repr(loss), "" if math.isnan(accuracy) else repr(accuracy)]
-            rows.append([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers])
+            numbers += list(_bytes(row).values())
+            about = [repr(last[name]) if name in last else "" for name in self.ROUND]
+            rows.append([spec.label, spec.task, spec.partition, spec.algorithm, spec.seed, *numbers, *about])
         self._file.write(self.COLUMNS, rows)
 
     def close(self) -> None:
@@ -50,22 +56,27 @@ class Csv:
         self._file.close()
 
 
+def _bytes(row: Sequence[float]) -> dict[str, float]:
+    """Return the bytes that an evaluation's row says were sent so far."""
+    values = dict(zip(EVALUATED, row, strict=True))
+    return {"bytes_up": values["bits_up"] / 8, "bytes_down": values["bits_down"] / 8}
+
+
 def figures(status: Status) -> list[tuple[int, dict[str, float]]]:
-    """Return what a report says, by iteration: its evaluations, then how fast it is and what the last round was."""
+    """Return what a report says, by iteration: its evaluations, then the last round."""
     found: dict[int, dict[str, float]] = {}
-    for row in status.evaluations:
+    for row, last in zip(status.evaluations, status.rounds or itertools.repeat({}), strict=False):
         values = dict(zip(EVALUATED, row, strict=True))
         every = values["rounds"] * status.spec.workers
         found.setdefault(int(values["iterations"]), {}).update(
             {name: values[name] for name in ("loss", "accuracy") if not math.isnan(values[name])}
             | {f"ledger/{name}": values[name] for name in COUNTS}
-            | {"bytes_up": values["bits_up"] / 8, "bytes_down": values["bits_down"] / 8}
+            | {"uploads": values["uploads"], **_bytes(row)}
             | {"uploads_saved": 1 - values["uploads"] / every if every else 0.0}
+            | dict(last)
         )
-    if status.seconds > 0 and not status.stored and status.ledger.rounds:
-        speed = status.ledger.rounds / status.seconds
-        now = {"rounds_per_second": speed, "seconds_per_round": 1 / speed, **status.last_round}
-        found.setdefault(status.ledger.iterations, {}).update(now)
+    if not status.stored and status.ledger.rounds:
+        found.setdefault(status.ledger.iterations, {}).update(status.last_round)
     return sorted(found.items())
 
 

@@ -22,10 +22,9 @@ from lasg.errors import CannotWrite, Diverged, Faulty, LasgError
 from lasg.runs import factories, store
 from lasg.runs.files import lock, sweep, wrap_write_errors
 from lasg.runs.spec import Spec
-from lasg.runs.status import Report, Status
+from lasg.runs.status import Report, Status, round_figures
 from lasg.runs.store import Run
 from lasg.runs.trace import EVALUATED, Trace
-from lasg.trackers import of_round
 
 CHECKPOINT_SECONDS = 10.0
 """Between two checkpoints; 0 or less: one after every round."""
@@ -69,7 +68,7 @@ class Job:
     _reported: int = field(default=0, repr=False)
     _broken: int = field(default=0, repr=False)
     _began: float = field(default=0.0, repr=False)
-    _last: Round | None = field(default=None, repr=False)
+    _paces: dict[int, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_spec(cls, spec: Spec, data_dir: Path | None, **own: Unpack[Own]) -> Job:
@@ -113,7 +112,7 @@ class Job:
                 began = time.monotonic()
                 if training.transport.is_first and checkpoint is not None and began - saved > pause:
                     training.control = max(training.control, CHECKPOINT)
-                self._last = finished = training.step()
+                finished = training.step()
                 self.trace.add_round(finished)
                 self.seconds += (now := time.monotonic()) - began
                 if self._evaluation_due():
@@ -176,7 +175,8 @@ class Job:
             evaluating=evaluating,
             broken=broken,
             remarks=remarks,
-            last_round={} if self._last is None else of_round(self._last),
+            rounds=tuple(round_figures(self.trace, int(row[0]), self._paces.get(int(row[0]))) for row in rows),
+            last_round=round_figures(self.trace, self.training.ledger.rounds, self.seconds),
         )
 
     def evaluate(self, report: Report | None = None) -> None:
@@ -185,8 +185,8 @@ class Job:
         done = len(self.trace.evaluations)
         if report is not None and (self.evaluation_seconds / done > LONG_SECONDS if done else self.spec.neural):
             report(self.status(min(ALMOST, self.share()), evaluating=True))
-        began = time.monotonic()
-        rounds = self.training.ledger.rounds
+        began, rounds = time.monotonic(), self.training.ledger.rounds
+        self._paces[rounds] = self.seconds
         loss, accuracy = self.training.measure()
         if not math.isfinite(loss):
             raise Diverged(f"the loss is no longer finite after round {rounds}: take a smaller eta")

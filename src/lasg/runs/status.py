@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.runs.spec import Spec
 from lasg.runs.store import Run
-from lasg.runs.trace import EVALUATED
+from lasg.runs.trace import EVALUATED, Trace
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class Status:
     """(round, worker) of gradients that were NaN or infinite, since the last report."""
     remarks: tuple[str, ...] = ()
     """What a user must know of the run's files, since the last report: which were damaged, and what was done."""
+    rounds: tuple[Mapping[str, float], ...] = ()
+    """What is known of the round before each of the evaluations: see `round_figures`."""
     last_round: Mapping[str, float] = field(default_factory=dict)
-    """What the last round was, as `trackers.of_round` says it; nothing before the first."""
+    """The same of the last round."""
 
     @classmethod
     def from_run(cls, run: Run, *remarks: str) -> Status:
@@ -45,6 +47,8 @@ class Status:
         trace = run.trace
         rows = tuple(zip(*(trace[name].tolist() for name in EVALUATED), strict=True))
         ledger = Ledger(*(int(trace[name][-1]) for name in COUNTS))
+        kept = Trace(run.spec.workers, run.spec.watched)
+        kept.restore(trace)
         return cls(
             run.spec,
             1.0,
@@ -54,6 +58,7 @@ class Status:
             rows,
             stored=True,
             remarks=remarks,
+            rounds=tuple(round_figures(kept, int(rounds)) for rounds in trace["rounds"]),
         )
 
     @property
@@ -61,6 +66,14 @@ class Status:
         """The share of uploads that were saved so far: of those that every worker in every round would be."""
         possible = self.ledger.rounds * self.spec.workers
         return 1 - self.ledger.uploads / possible if possible else 0.0
+
+
+def round_figures(trace: Trace, rounds: int, seconds: float | None = None) -> dict[str, float]:
+    """Return the figures of the last of so many rounds, and how fast they were; nothing before the first."""
+    if not rounds:
+        return {}
+    pace = {"rounds_per_second": rounds / seconds, "seconds_per_round": seconds / rounds} if seconds else {}
+    return pace | trace.figures(rounds - 1)
 
 
 Report = Callable[[Status], None]

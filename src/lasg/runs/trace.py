@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lasg.core.ledger import COUNTS, Ledger
 from lasg.core.training import Round
 from lasg.runs.spec import Spec
+from lasg.trackers import of_round
 
 EVALUATED = (*COUNTS, "loss", "accuracy")
 """The columns of an evaluation."""
@@ -42,6 +43,15 @@ class Trace:
         self._rounds.append((finished.uploaded, finished.threshold, finished.tau[self.watch], left))
         if finished.broken is not None:
             self.broken += [(finished.k, m) for m in np.flatnonzero(finished.broken).tolist()]
+
+    def figures(self, k: int) -> dict[str, float]:
+        """Return what round k says (`trackers.of_round`), the left side as the mean of the watched workers'."""
+        stored = len(self._stored["threshold"]) if self._stored else 0
+        if k >= stored:
+            uploaded, threshold, _, left = self._rounds[k - stored]
+            return of_round(uploaded, threshold, left)
+        packed, threshold, left = (self._stored[name][k] for name in ("uploaded", "threshold", "watched_left"))
+        return of_round(np.unpackbits(packed, count=self.workers), float(threshold), left)
 
     def arrays(self) -> Arrays:
         """Return the trace as named arrays: see docs/store.md."""
