@@ -1,6 +1,6 @@
 # make demo         install what the commands need, then train all twelve algorithms on embedded data
 # make test         install what developers need too, then run the whole test suite
-# make test-all     install transformers, accelerate, lightning and trackers too, then test the adapters for them
+# make test-all     install transformers, accelerate, lightning and trackers too, then test their adapters and the README
 # make docs         install Sphinx too, build the site into docs/_build/html (warnings are errors), then test it
 # make dist         build wheel and sdist, check them, and try the wheel and every extra in an empty environment
 # make lock         write requirements-dev.lock again: the development environment with hashes
@@ -62,7 +62,7 @@ test: install-dev
 	$(BIN)/python -m pytest -n auto
 
 test-all: install-all
-	$(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers
+	LASG_TEST_ALL=1 $(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers tests/package/test_readme.py
 
 check: install-dev
 	$(BIN)/ruff format --check .
