@@ -1,183 +1,200 @@
-"""A federation in one process to which things happen, and its model computed again from the answers that were taken."""
+"""A federation on Flower's in-process grid to which things happen: its model is computed again from what was taken.
+
+The server and its nodes are a child process, which is killed; a second one goes on with what it left on the disk. After
+every round it notes the answers that it took. From these notes alone the model is computed again at the end: rows,
+their bounded sum, and plain SGD.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import json
+import logging
 import random
-import resource
+import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from flwr.app import Context, Message, RecordDict
+from flwr.superlink.grid import InMemoryGrid
+from safetensors.numpy import load_file
+from torch import nn
 
-from lasg.core.algorithms import Stages, choose_stages
+from lasg import ModuleProblem
 from lasg.core.arrays import host
 from lasg.core.robust import as_bound, bounded_sum
-from lasg.core.training import Training
+from lasg.core.training import Round, Training
 from lasg.errors import LasgError
-from lasg.packing import pack, unpack
-from lasg.runs.files import write_atomically
-from lasg.transports.federation import Federation
-from lasg.transports.membership import Admission
-from lasg.transports.nodes import Node, Parcel
-from tests.transports.test_federation import KEYS, LAZINESS, member, training
-from tests.transports.test_ranks import M, regression
-from tests.transports.wire import Wire
+from lasg.flower import Settings, apps, client_app
+from lasg.flower.records import GridCarrier, _array, parcel
+from lasg.runs import store
+from tests.flower.grid import Inline
+from tests.hostile import hooks
+from tests.hostile.children import damage, forked, hurt, judged, waited
+from tests.runs.old_runs import data
 
 FAULTS = ("kill", "stop", "cut link", "full disk", "damaged file", "damaged answer", "huge gradient", "clock jump")
-ROUNDS, ROBUST, STEP = 40, "median-clip3", 0.1
-COMPOSITIONS = ("wk2+qsgd8", "wk2+dense", "always+qsgd8+difference")
+WORKERS, ROUNDS, STEP, ROBUST = 4, 60, 0.1, "median-clip3"
+ALGORITHMS = ("wk2+qsgd8", "wk2+dense", "always+qsgd8+difference")
+DEADLINE, ATTEMPTS = 0.25, 6
 Rows = npt.NDArray[np.floating[Any]]
 
 
-class Recomputed:
-    """The model that the answers give which were taken: rows, their bounded sum, and plain SGD."""
-
-    def __init__(self, stages: Stages, problem: Any) -> None:
-        self.stages, self.like = stages, problem.start()
-        self.theta: Rows = np.array(self.like, np.float64)
-        self.rows: Rows = np.zeros((M, len(self.theta)))
-
-    def add(self, took: dict[int, Parcel], gone: list[int], weights: Rows) -> None:
-        """Take a round's uploads, by worker."""
-        self.rows[gone] = 0
-        for m, parcel in took.items():
-            said = host(self.stages.codec.decode([parcel.arrays["contribution"].tobytes()], self.like))[0]
-            adds = self.stages.belief == "difference" and "base" in parcel.head
-            self.rows[m] = self.rows[m] + said if adds else said
-        bound = as_bound(ROBUST)
-        assert bound is not None
-        self.theta = self.theta - STEP * bounded_sum(bound, self.rows, weights)
+def module() -> nn.Module:
+    """Return the model that a run starts from."""
+    found = nn.Linear(30, 2).double()
+    nn.init.zeros_(found.weight)
+    nn.init.zeros_(found.bias)
+    return found
 
 
-class Run:
-    """A server, its nodes, and the files of its checkpoints."""
+def problem(worker: int, workers: int = WORKERS) -> ModuleProblem:
+    """Return what a node has: every fourth sample."""
+    x, y = (part.numpy() for part in data())
+    rows = [np.arange(m, len(y), workers) for m in range(workers)]
+    loss = nn.functional.cross_entropy
+    return ModuleProblem(module(), loss, (x, y), [rows[worker]], batch=0.1, dtype="float64", ids=[worker])
 
-    def __init__(self, fault: str, chance: random.Random, folder: Path) -> None:
-        folder.mkdir()
-        self.fault, self.chance, self.folder = fault, chance, folder
-        self.stages = choose_stages(chance.choice(COMPOSITIONS))
-        self.stages = Stages(rule=self.stages.rule, codec=self.stages.codec, belief=self.stages.belief, robust=ROBUST)  # type: ignore[arg-type]
-        self.problem = regression("float64")
-        self.wire = Wire({100 + m: self.node(m) for m in range(M)})
-        self.wire.forged = self.forge
-        self.uploads: dict[tuple[int, int], Parcel] = {}
-        self.liar = 100 + chance.randrange(M)
-        self.numbers = 1000
-        self.kept: dict[int, tuple[Rows, Rows]] = {}
-        """What the recomputation was after each round, for servers that go on from an older checkpoint."""
-        self.again = Recomputed(self.stages, self.problem)
-        self.run, self.federation = self.server()
 
-    def node(self, m: int) -> Node:
-        return member(m, self.stages, self.problem)
+def loss(model: dict[str, Any]) -> float:
+    """Return a model's loss over all data."""
+    x, y = data()
+    found = module()
+    found.load_state_dict({name: x.new_tensor(value) for name, value in model.items()})
+    return float(nn.functional.cross_entropy(found(x), y).detach())
 
-    def server(self, state: dict[str, Any] | None = None) -> tuple[Training, Federation]:
-        """Start a server, on a checkpoint's state or again."""
-        admission = Admission(bind="key")
-        clock: dict[str, Any] = {"clock": self.wire.clock, "sleep": self.wire.sleep}
-        federation = Federation(self.wire, KEYS, away_after=LAZINESS.D, deadline=2.0, admission=admission, **clock)
-        run = training(self.stages, self.problem, LAZINESS, None, federation)
-        if state is not None:
-            run.restore(state)
-        federation.gather(10)
-        return run, federation
 
-    def forge(self, node: int, asked: Parcel, found: Parcel) -> Parcel | None:
-        """Deliver an answer, or what becomes of it on its way."""
-        if asked.head["kind"] != "work":
-            return found
-        if self.fault == "cut link" and self.chance.random() < 0.2:
-            return None
-        if found.head["kind"] == "upload":
-            if node == self.liar and asked.head["round"] % 7 == 6:
-                found = self.spoil(found)
-            self.uploads[asked.head["round"], asked.head["worker"]] = found
-        return found
+def settings_of(algorithm: str, out: Path) -> dict[str, Any]:
+    """Return what is set in the app's configuration."""
+    found = {"workers": WORKERS, "rounds": ROUNDS, "algorithm": algorithm, "eta": STEP, "robust": ROBUST}
+    return {**found, "deadline": DEADLINE, "wait": 20.0, "out": str(out), "resume": True}
 
-    def spoil(self, found: Parcel) -> Parcel:
-        """Return a huge upload, or one that is damaged."""
-        message = found.arrays["contribution"]
-        if self.fault == "huge gradient":
-            row = np.full((1, len(self.again.theta)), 1e30)
-            message = np.frombuffer(self.stages.codec.encode(row, lambda: np.full(row.shape, 0.5))[0], np.uint8)
-        elif self.fault == "damaged answer":
-            message = message[: self.chance.randrange(len(message))]
-        return Parcel(found.head, {**found.arrays, "contribution": message})
 
-    def disturb(self) -> None:
-        """Do what the fault is to the nodes."""
-        chance, there = self.chance, self.wire.there
-        if self.fault == "kill":  # it comes back at once, as another node without a memory
-            number = chance.choice(sorted(there))
-            m = KEYS.index(there.pop(number).key)
-            self.numbers += 1
-            there[self.numbers] = self.node(m)
-        elif self.fault == "stop":
-            self.wire.deaf = {chance.choice(sorted(there))} if chance.random() < 0.7 else set()
-        elif self.fault == "clock jump":
-            self.wire.now += chance.uniform(1e3, 1e7)
+class Torn(Inline):
+    """A grid on which answers get lost, late and damaged, and whose nodes forget; it keeps what nodes answer."""
 
-    def restart(self) -> None:
-        """Kill the server; it goes on from the newest checkpoint that is whole."""
-        for path in (self.folder / "checkpoint", self.folder / "previous"):
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    state = unpack(path.read_bytes(), path.name)
-                except LasgError:
-                    path.unlink()  # it must not take the place of the one before
+    def __init__(self, config: dict[str, Any], fault: str, chance: random.Random) -> None:
+        super().__init__(client_app(lambda _, worker: problem(worker)), WORKERS, config)
+        self.fault, self.chance = fault, chance
+        self.liar = chance.randrange(WORKERS)
+        self.uploads: dict[tuple[int, int], tuple[bytes, bool]] = {}
+        """By round and worker: the message, and whether it is added to what was said before."""
+        self.late: list[Message] = []
+
+    def push_messages(self, messages: Any) -> Any:
+        """Answer, or not yet; what was late before comes now."""
+        names = list(InMemoryGrid.push_messages(self, messages))
+        late, self.late = self.late, []
+        for node, context in self.contexts.items():
+            for message in self.state.get_message_ins(node_id=node, limit=None):
+                if self.fault == "kill" and self.chance.random() < 0.02:
+                    context.state = RecordDict()  # as a node that was killed, and was started again
+                answer = self.answer(message, context)
+                if self.fault == "cut link" and self.chance.random() < 0.05:
                     continue
-                self.run, self.federation = self.server(state)
-                self.again.theta, self.again.rows = (part.copy() for part in self.kept[self.run.server.k])
-                return
-        raise AssertionError("no checkpoint was whole")
+                (self.late if self.fault == "stop" and self.chance.random() < 0.05 else late).append(answer)
+        for answer in late:
+            self.state.store_message_res(answer)
+        return names
 
-    def save(self) -> None:
-        """Write a checkpoint, if the disk has room."""
-        path = self.folder / "checkpoint"
-        data = pack(self.run.state(live=True))
-        full = self.fault == "full disk" and self.chance.random() < 0.5
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        try:
-            if full:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) // 2, before[1]))
-            fresh = self.folder / "new"
-            write_atomically(fresh, data)
-        except (OSError, LasgError):
-            return
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        if path.exists():
-            path.replace(self.folder / "previous")
-        fresh.replace(path)
+    def answer(self, message: Message, context: Context) -> Message:
+        """Let a node answer, spoil that perhaps, and keep it."""
+        reply = super().answer(message, context)
+        if not reply.has_content():
+            return reply
+        found = parcel(reply.content)
+        if found.head["kind"] == "upload":
+            k, m = int(found.head["round"]), int(found.head["key"])
+            if self.fault == "damaged answer" and m == self.liar and k % 7 == 6:
+                content = bytearray(found.arrays["contribution"].tobytes())
+                content = content[: self.chance.randrange(len(content))]
+                reply.content["lasg.arrays"]["contribution"] = _array(np.frombuffer(bytes(content), np.uint8))  # type: ignore[index]
+            self.uploads[k, m] = found.arrays["contribution"].tobytes(), "base" in found.head
+        return reply
 
-    def step(self) -> None:
-        """Do a round, and compute it again."""
-        k = self.run.server.k
-        done = self.run.step()
-        took = {int(m): self.uploads[k, int(m)] for m in np.flatnonzero(done.uploaded)}
-        members = self.federation.members
-        self.again.add(took, list(members.excluded), members.weights)
-        self.kept[self.run.server.k] = (self.again.theta.copy(), self.again.rows.copy())
-        self.save()
+
+def serve(algorithm: str, folder: Path, fault: str, chance: random.Random) -> int:
+    """Be the server and the nodes, until the end; note every round."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    GridCarrier.pause = 0.02
+    config = settings_of(algorithm, folder / "out")
+    grid, step = Torn(config, fault, chance), Training.step
+    taken = folder / "taken"
+    taken.mkdir(exist_ok=True)
+
+    def stepping(self: Training) -> Round:
+        done = step(self)
+        members = self.transport.members  # type: ignore[attr-defined]
+        took = {m: grid.uploads[done.k, m] for m in np.flatnonzero(done.uploaded).tolist()}
+        said = {m: [message.hex(), adds] for m, (message, adds) in took.items()}
+        text = json.dumps({"said": said, "gone": list(members.excluded), "weights": members.weights.tolist()})
+        part = taken / f"{done.k}.part"
+        part.write_text(text)
+        part.replace(taken / f"{done.k}.json")  # of a round that is done again, the last counts
+        return done
+
+    Training.step = stepping  # type: ignore[method-assign]
+    try:
+        apps.train(grid, Settings.from_config(config), module())
+    except LasgError as error:
+        print(error, flush=True)
+        return 2
+    return 0
+
+
+def recomputed(algorithm: str, taken: Path) -> Rows:
+    """Return the model that the answers give which were taken."""
+    stages = Settings(workers=WORKERS, algorithm=algorithm).stages
+    bound, theta = as_bound(ROBUST), np.zeros(62)
+    assert bound is not None
+    rows = np.zeros((WORKERS, len(theta)))
+    for k in range(ROUNDS):
+        note = json.loads((taken / f"{k}.json").read_text())
+        rows[note["gone"]] = 0
+        for m, (message, adds) in note["said"].items():
+            said = host(stages.codec.decode([bytes.fromhex(message)], theta))[0]
+            rows[int(m)] = rows[int(m)] + said if adds else said
+        theta = theta - STEP * bounded_sum(bound, rows, np.array(note["weights"]))
+    return theta
 
 
 def episode(fault: str, chance: random.Random, folder: Path) -> str:
     """Do a run that a fault happens to; say how it ended."""
-    found = Run(fault, chance, folder)
-    start, restarts = found.problem.loss(found.again.theta), 0
-    while found.run.server.k < ROUNDS:
-        found.step()
-        if found.run.server.k > 2 and chance.random() < 0.3:
-            found.disturb()
-        if found.fault in ("kill", "full disk", "damaged file") and restarts < 5 and chance.random() < 0.15:
-            restarts += 1
-            if found.fault == "damaged file" and (found.folder / "previous").exists():
-                data = (found.folder / "checkpoint").read_bytes()
-                (found.folder / "checkpoint").write_bytes(data[: chance.randrange(len(data))])
-            found.restart()
-    theta = host(found.run.theta)
-    if not np.allclose(theta, found.again.theta, rtol=0, atol=1e-10):
+    algorithm, out, refused = chance.choice(ALGORITHMS), folder / "out", ""
+    log = folder / "log"
+    for attempt in range(ATTEMPTS):
+        calm, given = attempt >= 2, dict[str, str]()
+        if not calm and fault == "clock jump":
+            given[hooks.CLOCK] = str(chance.uniform(0.1, 1e4))
+        if not calm and fault == "full disk":
+            given[hooks.DISK] = str(chance.randrange(2000, 12_000))
+        if fault == "huge gradient":
+            given[hooks.HUGE] = f"{chance.randrange(WORKERS)}:7"
+        seed = chance.random()
+        child = forked(lambda seed=seed: serve(algorithm, folder, fault, random.Random(seed)), log, given)  # type: ignore[misc]
+        if not calm and fault in ("kill", "stop", "damaged file"):
+            time.sleep(chance.uniform(0.1, 3.0))
+            hurt(child, signal.SIGTERM if fault == "stop" else signal.SIGKILL)
+        status = waited(child)
+        if (said := judged(status, log)) is not None:
+            return said
+        if status == 0:
+            break
+        if status == 2 and calm:
+            if fault != "damaged file":
+                return "LOST"
+            refused = "refused, then "
+            shutil.rmtree(out)
+        if fault == "damaged file" and not calm:
+            damage(out, chance)
+    else:
+        return "GAVE UP"
+    model = load_file(out / store.MODEL)
+    found = np.concatenate([model[name].ravel() for name, _ in module().named_parameters()])
+    if not np.allclose(found, recomputed(algorithm, folder / "taken"), rtol=0, atol=1e-10):
         return "WRONG"
-    return "recomputed" if found.problem.loss(theta) < start else "WRONG: no better than the start"
+    start = {name: value.detach().numpy() for name, value in module().named_parameters()}
+    return f"{refused}recomputed" if loss(model) < loss(start) else "WRONG: no better than the start"

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 HUGE, CLOCK, DISK, CUT = "SOAK_HUGE", "SOAK_CLOCK", "SOAK_DISK", "SOAK_CUT"
 """WORKER:EVERY, gradients of 1e30; SECONDS, by which clocks jump; BYTES, which no file may exceed; RANK:ROUND."""
 
@@ -33,20 +35,23 @@ def apply() -> None:
 
 def huge_gradients(worker: int, every: int) -> None:
     """Let a worker's gradients be huge in some rounds."""
+    from lasg.core.arrays import copy
+    from lasg.problems.module import ModuleProblem
     from lasg.problems.regression import Regression
 
-    gradients = Regression.gradients
+    for kind in (Regression, ModuleProblem):
 
-    def forged(self: Any, iteration: int, points: Any, rows: Any) -> list[Any]:
-        found = gradients(self, iteration, points, rows)
-        at = [i for i in range(len(found[0])) if (i if rows is None else int(rows[i])) == worker]
-        if iteration % every == every - 1 and at:
-            found = [grad.copy() for grad in found]
-            for grad in found:
-                grad[at] = 1e30
-        return found
+        def forged(self: Any, iteration: int, points: Any, rows: Any, gradients: Any = kind.gradients) -> list[Any]:
+            found: list[Any] = gradients(self, iteration, points, rows)
+            who = np.arange(self.workers) if rows is None else np.asarray(rows)
+            at = np.flatnonzero(self.batches.ids[who] == worker)
+            if iteration % every == every - 1 and len(at):
+                found = [copy(grad) for grad in found]
+                for grad in found:
+                    grad[at] = 1e30
+            return found
 
-    Regression.gradients = forged  # type: ignore[method-assign]
+        kind.gradients = forged  # type: ignore[attr-defined]
 
 
 def jumping_clocks(seconds: float) -> None:
