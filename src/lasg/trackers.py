@@ -7,19 +7,21 @@ asked for does it: wandb and MLflow have offline modes of their own (docs/follow
 from __future__ import annotations
 
 import csv
+import errno
 import importlib
 import math
 import os
 import socket
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from lasg.errors import LasgError, did_you_mean, first_line, missing_extra, wrap_write_errors
+from lasg.errors import CannotWrite, LasgError, did_you_mean, first_line, missing_extra, wrap_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,12 +83,12 @@ class Target:
             return TensorBoardRun(Path(self.where) / name)
         if self.kind == "csv":
             return CsvRun(Path(self.where))
-        with _wrap(self.kind):
-            return RUNS[self.kind](self.where, name, about)
+        with _wrap(self.kind, "begin a run"):
+            return PackageRun(self.kind, RUNS[self.kind](self.where, name, about))
 
 
 @contextmanager
-def _wrap(kind: str) -> Iterator[None]:
+def _wrap(kind: str, what: str) -> Iterator[None]:
     """Say in one line what a tracker could not do: it is not worth a traceback of its own package."""
     try:
         yield
@@ -94,7 +96,7 @@ def _wrap(kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         hint = "; WANDB_MODE=offline writes to this disk alone" if kind == "wandb" else ""
-        raise LasgError(f"{kind} could not begin a run: {first_line(error)}{hint}") from None
+        raise CannotWrite(f"{kind} could not {what}: {first_line(error)}{hint}") from None
 
 
 def plain(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +136,7 @@ class CsvFile:
     def write(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Append rows, below the columns' names."""
         with wrap_write_errors(self.path):
+            check_there(self.path, self._file)
             if not self._begun:
                 self._begun = True
                 if self._file.seekable():
@@ -155,6 +158,13 @@ class CsvFile:
         """Close the file."""
         with wrap_write_errors(self.path):
             self._file.close()
+
+
+def check_there(path: Path, file: IO[Any]) -> None:
+    """Refuse to write to a file that nobody can read any more: its disk is gone, or it was removed."""
+    mine = os.fstat(file.fileno())
+    if stat.S_ISREG(mine.st_mode) and not (path.exists() and os.path.samestat(mine, path.stat())):
+        raise FileNotFoundError(errno.ENOENT, "it is gone")
 
 
 class CsvRun:
@@ -194,7 +204,8 @@ class TensorBoardRun:
             folder.mkdir(parents=True, exist_ok=True)
             for old in folder.glob(EVENTS):
                 old.unlink()
-            self._file = (folder / f"events.out.tfevents.{now:010d}.{socket.gethostname()}.{os.getpid()}").open("wb")
+            self._path = folder / f"events.out.tfevents.{now:010d}.{socket.gethostname()}.{os.getpid()}"
+            self._file = self._path.open("wb")
             self._records = RecordWriter(self._file)
             self._write(file_version="brain.Event:2")
 
@@ -206,6 +217,7 @@ class TensorBoardRun:
         from torch.utils.tensorboard.summary import scalar
 
         with wrap_write_errors(self._folder):
+            check_there(self._path, self._file)
             for name, value in values.items():
                 self._write(summary=scalar(name, float(value)), step=step)  # type: ignore[no-untyped-call]
             self._records.flush()
@@ -214,6 +226,23 @@ class TensorBoardRun:
         """Close the file."""
         with wrap_write_errors(self._folder):
             self._records.close()
+
+
+class PackageRun:
+    """A run of a tracker's package, whose errors are one line: a disk that is full, a server that is gone."""
+
+    def __init__(self, kind: str, run: Tracker) -> None:
+        self._kind, self._run = kind, run
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the figures of a step."""
+        with _wrap(self._kind, "write figures"):
+            self._run.log(step, values)
+
+    def close(self) -> None:
+        """End the run."""
+        with _wrap(self._kind, "end a run"):
+            self._run.close()
 
 
 class WandbRun:

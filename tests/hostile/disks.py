@@ -49,7 +49,7 @@ def _call(*command: str) -> None:
 
 
 @contextmanager
-def small_disk(path: Path, size: str = "1m") -> Iterator[Disk]:
+def small_disk(path: Path, size: str = "8m") -> Iterator[Disk]:
     """Mount a disk; the test is skipped where that is not allowed."""
     path.mkdir()
     try:

@@ -1,6 +1,6 @@
 """Damage every kind of stored file many times, go on with it as a user does, and see what comes of it.
 
-    python -m tests.hostile.files --csv results/hostile-files.csv        # 2,000 times each kind: half an hour
+    python -m tests.hostile.files --csv results/hostile-files.csv        # each file 2,000 times: half an hour
 
 A damage is harmless (the same result), healed (the same, and a line was said) or refused (one line that names the
 file). It must never be wrong (another result), a traceback, a hang, or a refusal that does not name the file.
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2000, help="how often each file is damaged")
     parser.add_argument("--only", default="", help="victims whose names begin so")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="also write the table to this file")
+    parser.add_argument("--csv", type=Path, help="also write the table to this file, after every kind of run")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for victim in VICTIMS:
@@ -176,10 +176,10 @@ def main() -> None:
                     f"{key} {value}" if value in outcomes.values() else str(value) for key, value in rows[-1].items()
                 )
             )
+        if options.csv:  # also of the kinds so far
+            options.csv.write_text(to_csv(rows))
     totals = {kind: sum(row[kind] for row in rows) for kind in (*FINE, *BAD)}
     print(f"{sum(totals.values())} damages: " + ", ".join(f"{count} {kind}" for kind, count in totals.items()))
-    if options.csv:
-        options.csv.write_text(to_csv(rows))
     sys.exit(1 if any(totals[kind] for kind in BAD) else 0)
 
 

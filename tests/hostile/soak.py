@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(FAULTS), help="which of them, with commas")
     parser.add_argument("--csv", type=Path, help="also write the table to this file, after every episode")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that torchrun does not go on without us
 
     def keep(rows: list[dict[str, Any]]) -> None:
         if options.csv:

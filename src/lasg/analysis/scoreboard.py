@@ -176,7 +176,6 @@ def write(results: Results, folder: Path) -> None:
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(named.values())
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.getvalue().encode())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from lasg.errors import LasgError
+from lasg.errors import LasgError, wrap_write_errors
+from lasg.runs.files import make_folder, write_new
 
 DAYS = 90
 CA = "lasg trial CA"
@@ -33,8 +33,9 @@ def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> li
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise LasgError(f"two keys would be {twice[0]}: give every node a name of its own, and none server's or ca's")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with wrap_write_errors(folder):
+        make_folder(folder)
+        folder.chmod(0o700)
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     files = {
@@ -47,12 +48,9 @@ def create(folder: Path | str, hosts: Sequence[str], nodes: Sequence[str]) -> li
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         files[f"{name}.key"] = key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
         files[f"{name}.pub"] = public + b"\n"
-    for name, content in files.items():
-        # What is secret can be read by its owner alone from its first byte on.
-        mode = 0o600 if name.endswith(".key") else 0o644
-        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-    return [folder / name for name in files]
+    # What is secret can be read by its owner alone from its first byte on.
+    secret = {name: 0o600 if name.endswith(".key") else 0o644 for name in files}
+    return write_new(folder, {name: (content, secret[name]) for name, content in files.items()})
 
 
 def _sign(subject: str, key: PrivateKey, by: PrivateKey, hosts: Sequence[str] | None = None) -> x509.Certificate:

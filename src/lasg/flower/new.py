@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from lasg.errors import LasgError
+from lasg.runs.files import write_new
 
 PACKAGE, PROJECT = "lazyapp", "lazy-app"
 """What the template is called, as a Python package and as a project: Flower takes no _ in the latter."""
@@ -25,17 +26,14 @@ def create(folder: Path | str) -> list[Path]:
     if folder.exists() and any(folder.iterdir()):
         raise LasgError(f"{folder} is there already, and not empty")
     template = resources.files("lasg.flower") / "template"
-    written = []
+    files = {}
     with resources.as_file(template) as source:
         for path in sorted(source.rglob("*")):
             if path.is_dir() or "__pycache__" in path.parts:
                 continue
-            target = folder / _renamed(str(path.relative_to(source)), names)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_renamed(path.read_text(), names))
-            target.chmod(path.stat().st_mode & 0o777)
-            written.append(target)
-    return written
+            name = _renamed(str(path.relative_to(source)), names)
+            files[name] = _renamed(path.read_text(), names).encode(), path.stat().st_mode & 0o777
+    return write_new(folder, files)
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:

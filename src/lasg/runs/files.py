@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -168,3 +168,23 @@ def write_atomically(path: Path, content: bytes) -> None:
             return
     with replace_atomically(path) as part:
         part.write_bytes(content)
+
+
+def write_new(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> list[Path]:
+    """Write files that are not there yet, each with its mode from its first byte on: all of them, or none."""
+    written: list[Path] = []
+    with wrap_write_errors(folder):
+        try:
+            for name, (content, mode) in files.items():
+                path = folder / name
+                make_folder(path.parent)
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                written.append(path)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+        except OSError:
+            with suppress(OSError):
+                for path in written:
+                    path.unlink()
+            raise
+    return written
