@@ -162,7 +162,7 @@ def _table(disk: Path, run: store.Run) -> None:
 
 
 def _scoreboard(disk: Path, run: store.Run) -> None:
-    row = dict.fromkeys(scoreboard.RESULT, "1") | {"lasg": store.versions()["lasg"]}
+    row = dict.fromkeys(scoreboard.RESULT, "1") | {"version": store.versions()["lasg"]}
     scoreboard.write(scoreboard.Results("race", [row], []), disk / "scoreboard")
 
 
@@ -246,11 +246,16 @@ def test_what_follows_a_run_does_not_begin_on_a_disk_that_is_read_only(sink: str
 
 
 def test_a_run_whose_follower_cannot_write_goes_on_after_room_is_made(disk: Disk, tmp_path: Path) -> None:
-    whole = _contents(runner.run(SPEC, tmp_path / "whole"))
+    spec = SPEC.but(iterations=80, evaluate=1)  # more rows than fit into a page, of which the disk has one for the file
+    whole = _contents(runner.run(spec, tmp_path / "whole"))
 
     def followed() -> store.Run:
+        def report(status: Status) -> None:
+            full(status)
+            sinks(status)
+
         with Sinks(Csv(disk.path / "log.csv")) as sinks:
-            return runner.obtain(SPEC, tmp_path / "runs", report=lambda status: (full(status), sinks(status))[1])
+            return runner.obtain(spec, tmp_path / "runs", report=report)
 
     full = at_round(5, disk.fill)
     with _checkpoint_every_round():

@@ -172,19 +172,20 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_new(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> list[Path]:
     """Write files that are not there yet, each with its mode from its first byte on: all of them, or none."""
-    written: list[Path] = []
-    with wrap_write_errors(folder):
-        try:
+    made: list[Path] = []
+    try:
+        with wrap_write_errors(folder):
             for name, (content, mode) in files.items():
                 path = folder / name
+                made += [above for above in reversed((path.parent, *path.parent.parents)) if not above.exists()]
                 make_folder(path.parent)
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-                written.append(path)
+                made.append(path)
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
-        except OSError:
-            with suppress(OSError):
-                for path in written:
-                    path.unlink()
-            raise
-    return written
+    except LasgError:
+        for path in reversed(made):
+            with suppress(OSError):  # the first error says more
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise
+    return [folder / name for name in files]
