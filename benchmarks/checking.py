@@ -90,13 +90,13 @@ def federated(folder: Path, width: int, rounds: int) -> None:
         return ModuleProblem(module(), loss, (x, y), [shards[worker]], batch=0.1, ids=[worker])
 
     config = {"workers": 4, "rounds": rounds, "rule": "wk2", "codec": "qsgd8:512", "wait": 30.0, "out": str(folder)}
-    grid = Inline(client_app(problem), 4, config)  # type: ignore[arg-type]
+    grid = Inline(client_app(problem), 4, config)
     apps.train(grid, Settings.from_config(config), module())
     (run,) = store.read_runs(folder)
     build([run])
 
 
-DIGITS = {"task": "digits", "data": "digits", "workers": 10, "batch": 0.1, "eta": 0.1}
+DIGITS: dict[str, Any] = {"task": "digits", "data": "digits", "workers": 10, "batch": 0.1, "eta": 0.1}
 CASES: dict[str, Callable[[Path], None]] = {
     "simulation, regression, 3,000 rounds": functools.partial(
         simulated, **DIGITS, algorithm="lasg-wk2", iterations=3000
