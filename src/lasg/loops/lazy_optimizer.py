@@ -50,6 +50,10 @@ def _wrapped(name: str) -> Any:
 class LazyOptimizer(torch.optim.Optimizer):
     """Steps on the lazily aggregated gradient of all ranks. Every rank is a worker, and runs the same server."""
 
+    last: Round | None = None
+    """The last round: who uploaded, the two sides of the rule."""
+    _interrupted = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -93,25 +97,21 @@ class LazyOptimizer(torch.optim.Optimizer):
         stages = fit_ranks(links.ranks, choose_stages(algorithm, rule, codec, one_gradient=True), robust)
         stages = with_momentum_of(optimizer, stages)
         lazy: dict[str, Any] = {"rho": rho, "c": c, "guard": guard, "D": D, "window": window}
-        constants = {**lazy, "seed": seed, "patience": patience}
-        agreed = {**stages.describe(), "constants": constants, "exchange": [exchange, relay, check_every]}
-        shares, theta = self._take_over(links, weight, agreed)
+        agreed = {"constants": {**lazy, "seed": seed, "patience": patience}, "exchange": [exchange, relay, check_every]}
+        shares, theta = self._take_over(links, weight, {**stages.describe(), **agreed})
         check_memory(links, stages, theta, exchange, optimizer=vectors_kept(optimizer))
         workspace = Workspace(theta[:0], self.flat.p)
         self._loss = UserLoss(self.flat, shares, workspace)
         self._settings = _describe_settings(optimizer)
         routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
-        self._ranks = Ranks(
-            links, **routing, requantise=True, overlap=True, settings=self._settings, workspace=workspace
-        )
+        routing |= {"requantise": True, "overlap": True, "settings": self._settings, "workspace": workspace}
+        self._ranks = Ranks(links, **routing)
         stepping = _WrappedOptimizer(optimizer, self.flat, theta, workspace)
         options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
-        laziness = laziness_of(links.ranks, **lazy)
-        self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
-        self._interrupted = False
+        self._training = Training(
+            self._loss, stepping, stages, laziness_of(links.ranks, **lazy), self._ranks, **options
+        )
         warn_of_threads(links)
-        self.last: Round | None = None
-        """The last round: who uploaded, the two sides of the rule."""
         self.listeners: list[Listener] = []
         """They are told of every round."""
 
