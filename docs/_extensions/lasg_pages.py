@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import lasg_reference
+from docutils import nodes
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -21,6 +22,8 @@ PAGES_OF_FILES = {
     "../examples/torchrun": "examples.md#on-the-ranks-of-torchrun",
 }
 """What stands for files and folders outside docs/; other files are offered as downloads."""
+LONG = 40
+"""Characters of a word that is too long for a column of a table."""
 MARK = re.compile(r"^<!-- (\w+): ([\w./]+) -->$", re.MULTILINE)
 
 
@@ -47,7 +50,16 @@ def _read(_app: Sphinx, _name: str, source: list[str]) -> None:
     source[0] = expand(source[0])
 
 
+def _mark_long_words(_app: Sphinx, tree: nodes.document) -> None:
+    """Give words of code in tables that fill a line a class of their own: they may break."""
+    for table in tree.findall(nodes.table):
+        for word in table.findall(nodes.literal):
+            if max(map(len, word.astext().split() or [""])) > LONG:
+                word["classes"].append("long")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx."""
     app.connect("source-read", _read)
+    app.connect("doctree-read", _mark_long_words)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,7 +30,7 @@ def stop(out: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Path:
         if status.ledger.rounds >= 12:
             raise KeyboardInterrupt
 
-    folder = runner.place(spec(seed=seed), out)
+    folder = runner.folder_for(spec(seed=seed), out)
     with pytest.raises(KeyboardInterrupt):
         runner.run(spec(seed=seed), folder, report=report)
     return folder
@@ -39,7 +39,7 @@ def stop(out: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     out = Path("runs")
-    done = runner.run(spec("lasg-wk2"), runner.place(spec("lasg-wk2"), out)).folder
+    done = runner.run(spec("lasg-wk2"), runner.folder_for(spec("lasg-wk2"), out)).folder
     return {"done": done, "unfinished": stop(out, 3, monkeypatch)}
 
 

@@ -62,7 +62,7 @@ def test_a_power_loss_at_any_moment_leaves_a_run_that_goes_on_to_the_same_end(
 
 
 def test_a_run_that_is_begun_anew_is_at_every_moment_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    folder = runner.place(SPEC, tmp_path / "whole")
+    folder = runner.folder_for(SPEC, tmp_path / "whole")
     runner.run(SPEC, folder)
     disk = Disk()
     disk.folders |= {folder.name}

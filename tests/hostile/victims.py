@@ -113,7 +113,7 @@ def _rank_stopped(folder: Path, other: int) -> None:
 
 def _rank_resume(folder: Path) -> Found:
     heard: list[str] = []
-    (folder / "run-1-ranks").rename(on_ranks.place(_spec(0), folder, 1))
+    (folder / "run-1-ranks").rename(on_ranks.folder_for(_spec(0), folder, 1))
     run = on_ranks.obtain(_spec(0), folder, Links(), report=_listen(heard))
     assert run is not None
     return _contents(store.read(run.folder)), heard

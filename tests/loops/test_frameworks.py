@@ -77,16 +77,16 @@ def test_a_rank_goes_on_from_its_file_and_misses_it_where_it_is_not(tmp_path: Pa
         frameworks.load_rank(tmp_path / "other.ckpt", loop)
 
 
-def test_a_loop_that_was_settled_has_closed_its_round() -> None:
+def test_a_loop_that_was_synchronised_has_closed_its_round() -> None:
     model, optimizer, loop = loop_of(every=3)
     loop.release()
     for k, (x, y) in enumerate(data(0, 4)):
         train(model, optimizer, [(x, y)])
         assert loop.steps == k % 3, "nobody counts but the caller"
         loop.step()
-    loop.settle()
+    loop.synchronise()
     assert (loop.steps, loop.rounds) == (0, 2)
-    loop.settle()
+    loop.synchronise()
     assert loop.rounds == 2
     loop.leave()
     train(model, optimizer, data(0, 1))

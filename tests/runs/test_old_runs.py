@@ -130,7 +130,7 @@ def test_the_guard_had_given_up_before_the_stop_or_does_after_it(kept: Path) -> 
 
 def test_the_command_that_began_a_run_goes_on_with_it(kept: Path, tmp_path: Path, compare: Compare) -> None:
     spec = old_runs.spec(old_runs.SIMULATED["lasg-wk2"])
-    shutil.copytree(kept / "simulated" / "lasg-wk2" / UNFINISHED, runner.place(spec, tmp_path))
+    shutil.copytree(kept / "simulated" / "lasg-wk2" / UNFINISHED, runner.folder_for(spec, tmp_path))
     told: list[float] = []
     run = runner.obtain(spec, tmp_path, report=lambda status: told.append(status.share))
     assert run.status == "done"
@@ -156,7 +156,7 @@ def test_a_run_on_ranks_goes_on_to_the_same_end(name: str, kept: Path, tmp_path:
     out = shutil.copytree(there / UNFINISHED, tmp_path / "runs")
     (folder,) = out.iterdir()
     spec, count, _ = old_runs.spec_on_ranks(name)
-    assert folder == on_ranks.place(spec, out, count)
+    assert folder == on_ranks.folder_for(spec, out, count)
     manifest = (folder / on_ranks.MANIFEST).read_text()
     assert f'"round": {STOPPED}' in manifest
     statuses = ranks.on_ranks(count, _go_on, name, str(out))

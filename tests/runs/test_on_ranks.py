@@ -86,4 +86,4 @@ def test_another_number_of_ranks_is_another_run(tmp_path: Path) -> None:
     from lasg.runs.tasks import task
 
     spec = task("digits").spec("sgd")
-    assert ranks.place(spec, tmp_path, 2) != ranks.place(spec, tmp_path, 3)
+    assert ranks.folder_for(spec, tmp_path, 2) != ranks.folder_for(spec, tmp_path, 3)

@@ -263,7 +263,7 @@ def interrupt(spec: Spec, folder: Path, rounds: int) -> None:
 def test_a_run_under_way_is_continued_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "REPORT_SECONDS", 0.0)
     spec = small("lasg-wk2")
-    interrupt(spec, runner.place(spec, tmp_path), 37)
+    interrupt(spec, runner.folder_for(spec, tmp_path), 37)
     seen: list[int] = []
     found = obtain(spec, tmp_path, report=lambda status: seen.append(status.ledger.rounds))
     assert (seen[0], seen[-1]) == (38, 60)

@@ -38,7 +38,7 @@ def list_files(data_dir: options.DataDir = None, json: options.Json = False) -> 
 @app.command()
 def fetch(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Download again what is in the cache.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download even what is in the cache.")] = False,
     data_dir: options.DataDir = None,
 ) -> None:
     """Download what a data set lacks, verify and prepare it."""

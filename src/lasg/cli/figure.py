@@ -29,10 +29,11 @@ def figure(
         int | None, typer.Option(help="How many seeds; by default the figure's own number.", min=1)
     ] = None,
     first_seed: options.FirstSeed = 0,
-    task: Annotated[str | None, typer.Option(help="Another task, for figures that are not of one.")] = None,
+    task: Annotated[str | None, typer.Option(help="Another task, for figures that do not belong to one.")] = None,
     setting: options.OptionalSetting = None,
     workers: Annotated[
-        str | None, typer.Option(help="sides: whose, such as 0,9,19; by default the first three.", metavar="M,M")
+        str | None,
+        typer.Option(help="For sides: which workers, such as 0,9,19; by default the first three.", metavar="M,M"),
     ] = None,
     out_dir: options.Out = RUNS,
     data_dir: options.DataDir = None,

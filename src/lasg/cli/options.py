@@ -72,7 +72,7 @@ DataDir = Annotated[
     ),
 ]
 Jobs = Annotated[int | None, typer.Option("-j", "--jobs", help="Processes at once; by default one per core.", min=1)]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is stored already.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again, even if the run is stored.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results instead of tables.")]
 NETWORKS = "datacenter, cross-region, home, mobile, lora, one with changes such as mobile:up=2e6, or a .toml file"
 Links = Annotated[

@@ -40,10 +40,10 @@ def report(
     title: Annotated[str, typer.Option(help="The page's title; by default task, partition and workers.")] = "",
     live: Annotated[
         bool,
-        typer.Option("--live", help="Show runs under way, too, on a page of this machine that loads itself again."),
+        typer.Option("--live", help="Also show runs that still go on, on a local page that reloads itself."),
     ] = False,
-    port: Annotated[int, typer.Option(help="--live: the page's port on this machine; 0 finds a free one.", min=0)] = 0,
-    every: Annotated[float, typer.Option(help="--live: seconds until the page loads itself again.", min=1)] = 5.0,
+    port: Annotated[int, typer.Option(help="--live: the page's port; 0 finds a free one.", min=0)] = 0,
+    every: Annotated[float, typer.Option(help="--live: seconds between two reloads.", min=1)] = 5.0,
     json: options.Json = False,
 ) -> None:
     """Write a report of stored runs: one HTML file that works offline, with table, curves and uploads.

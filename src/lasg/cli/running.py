@@ -1,4 +1,4 @@
-"""Runs for the command line: data first, then the runs, with progress and, if wished, their numbers in files."""
+"""Runs for the command line: data first, then the runs, with progress, and with their numbers in files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def execute(
         with live.following(len(once), what) as follow:
             report = both(follow, files)
             some = list(once.values())
-            folders = [runner.place(spec, out_dir) for spec in some]
+            folders = [runner.folder_for(spec, out_dir) for spec in some]
             with resumable(lambda: catalog.how_to_go_on(folders, out_dir)):
                 done = pool.obtain_all(
                     some, out_dir, jobs=jobs or pool.cores(), fresh=fresh, data_dir=data_dir, report=report

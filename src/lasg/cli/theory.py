@@ -20,7 +20,7 @@ from lasg.theory.bounds import Known, Nonconvex, Quantised, StronglyConvex
 from lasg.theory.estimates import Claim
 from lasg.theory.names import name_of
 
-app = typer.Typer(help="What Section 4 of the paper allows and promises, and whether it is so.", no_args_is_help=True)
+app = typer.Typer(help="What Section 4 of the paper allows and promises, and whether it is true.", no_args_is_help=True)
 
 Seeds = Annotated[
     int | None, typer.Option(help="How many seeds of the strongly convex runs; the others follow from it.", min=3)
@@ -121,15 +121,15 @@ def _wanted(claim: Claim) -> str:
 @app.command()
 def bounds(
     L: Annotated[float, typer.Option("--L", help="The smoothness of the loss.")],
-    workers: Annotated[int, typer.Option(help="M.")],
+    workers: Annotated[int, typer.Option(help="The number of workers, M.")],
     D: Annotated[int, typer.Option("--D", help="The largest staleness.")],
-    rounds: Annotated[int, typer.Option(help="K.", min=1)],
+    rounds: Annotated[int, typer.Option(help="The number of rounds, K.", min=1)],
     variance: Annotated[float, typer.Option(help="The sum of the workers' gradient variances.")],
     gap: Annotated[float, typer.Option(help="The loss at the start, less its minimum.")],
     mu: Annotated[float | None, typer.Option(help="The strong convexity.")] = None,
     B: Annotated[float | None, typer.Option("--B", help="A bound on a worker's squared gradients.")] = None,
     p: Annotated[int | None, typer.Option(help="The length of the model; with --B and --bits.")] = None,
-    bits: Annotated[int | None, typer.Option(help="Of an entry of a quantised upload.")] = None,
+    bits: Annotated[int | None, typer.Option(help="Bits per entry of a quantised upload.")] = None,
     json: options.Json = False,
 ) -> None:
     """Print the steps and c_d that the theorems allow, and what they promise after K rounds."""

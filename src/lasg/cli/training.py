@@ -126,7 +126,7 @@ def resume(
     track: options.Track = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it had not been.
+    """Continue a run that was stopped; the result is as if it had never been stopped.
 
     Without RUN it continues nothing: it lists the unfinished runs, with the command for each, and exits with 2.
     """
@@ -251,7 +251,7 @@ def _ended_above(runs: list[Run]) -> list[str]:
 
 
 def _given_up(runs: list[Run]) -> list[str]:
-    """Say in a line in whose runs the guard gave laziness up, and why in the first of them."""
+    """Say in a line in whose runs the guard switched laziness off, and why in the first of them."""
     ended = [run for run in runs if run.meta.get("laziness_given_up")]
     if not ended:
         return []

@@ -1,4 +1,4 @@
-"""`lasg watch`: a run under way, in the terminal: loss, bytes saved, who speaks."""
+"""`lasg watch`: a run that goes on, in the terminal: loss, bytes saved, who uploads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def watch(
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
 ) -> None:
-    """Follow a run under way, on whatever engine: loss, uploads and bytes saved, who speaks. Ends when the run does.
+    """Follow a run while it goes on, in any engine: loss, uploads and bytes saved, who uploads. Ends with the run.
 
-    It reads the run's checkpoints and disturbs nothing: what it shows is as old as the last one.
+    It only reads the run's checkpoints, so what it shows is as old as the last one.
     """
     found = progress.read(folder)
     if once or found.has_ended:
@@ -87,7 +87,7 @@ def raster(found: Progress) -> list[Text]:
     if not len(uploaded):
         return []
     width = max(len(name) for name in names[:WORKERS])
-    lines = [Text(f"who speaks, the last {len(uploaded)} rounds")]
+    lines = [Text(f"who uploaded in the last {len(uploaded)} rounds")]
     for m, name in list(enumerate(names))[:WORKERS]:
         marks = "".join("●" if said else "·" for said in uploaded[:, m])
         lines.append(Text(f"{name:>{width}} {marks} {100 * uploaded[:, m].mean():.0f} %"))

@@ -93,7 +93,7 @@ class Recorder:
             else:
                 runner.restore(self.job, state, path)
                 if path.name == store.PREVIOUS:
-                    store.settle(self.folder)
+                    store.promote_previous(self.folder)
                 self.remarks += self.rounds.check(self.run.server.k, state.get("lines", ""))
             return True
         if damaged is not None:

@@ -68,7 +68,7 @@ class LazyCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Close the round where the Trainer is about to use the model."""
         if self.loop is not None and (control.should_evaluate or control.should_save or control.should_training_stop):
-            self.loop.settle()
+            self.loop.synchronise()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Write this rank's file into the checkpoint."""

@@ -109,7 +109,7 @@ class LazyLoop:
         self._thread = ThreadPoolExecutor(1, "lasg") if delay else None
         self._under_way: Future[Round] | None = None
         self._closed = False
-        self._settled = False
+        self._in_step = False
         if (ended := _ended.pop(optimizers[0], None)) is not None:
             ended.remove()
         self._hook = optimizers[0].register_step_post_hook(self._stepped)
@@ -145,13 +145,13 @@ class LazyLoop:
                 "step inside `with lasg.lazy(...)`, or make a new one"
             )
         self.steps += 1
-        self._settled = False
+        self._in_step = False
         if self.steps == self.every:
             self._close_round()
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         """Close the round now, so that all ranks have one model; all must call it after the same step."""
-        if self._settled:
+        if self._in_step:
             return
         if self.steps:
             self._close_round()
@@ -160,7 +160,7 @@ class LazyLoop:
         self._start = self._set(self._training.theta)
         if self.buffers != "never":
             pool_buffers(self._ranks.links, self.model, self._moves.weights)
-        self._settled = True
+        self._in_step = True
 
     @torch.no_grad()
     def _close_round(self) -> None:
@@ -295,7 +295,7 @@ class LazyLoop:
         """Return what this rank needs to go on, besides the states of its model and optimizers: each rank its own."""
         self._finish_exchange()
         now = {"steps": self.steps, "start": self._start.clone(), "parameters": checksum(self._gather())}
-        now["settled"] = self._settled
+        now["settled"] = self._in_step
         return {**as_tensors(self._training.state()), "loop": now, "of": self._identity()}
 
     def _identity(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class LazyLoop:
             raise LasgError(f"this state dict is not of a lazy loop like this one: {error!r}") from None
         # A copy, and where the model is: states are often loaded to the CPU.
         self._start = loop["start"].to(self._start.device, copy=True)
-        self.steps, self._settled = int(loop["steps"]), bool(loop["settled"])
+        self.steps, self._in_step = int(loop["steps"]), bool(loop["settled"])
         self._ranks.links.agree({"round": self.rounds, "model": checksum(self._training.theta)})
 
     def __repr__(self) -> str:

@@ -77,19 +77,20 @@ class LazyOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Take over the optimizer's parameters, and rank 0's values of them.
+        """Take over the optimizer's parameters; all ranks begin with those of rank 0.
 
-        The default sends every gradient, in 8 bits per entry; from three ranks on the sum is rounded so, too. A lazy
-        rule, such as wk2, sends fewer: `rho` bounds the relative error that this makes in the aggregate, and a guard
-        gives laziness up, with a warning, where it does more harm than the rule can see. `c` is the paper's constant,
-        in place of rho and without a guard; `guard` sets that either way.
+        The default sends every gradient, in 8 bits per entry (from three ranks on the sum is rounded once more). A lazy
+        rule, such as wk2, sends fewer: `rho` bounds the relative error of the aggregate, and a guard switches laziness
+        off, with a warning, if it does harm. `c` is the paper's constant, in place of rho and without the guard;
+        `guard` switches the guard on or off in either case.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
-        local gradient, before the rule sees it. `robust` bounds what one rank adds (median-clip3, trimmed; absent: the
-        algorithm's): messages then go to every rank. `exchange` is auto, direct, scatter or hub, and `relay` the hub's
-        rank. Every `check_every` rounds the ranks compare checksums of their models, and in every other round a piece
-        of them (0: never); one that differs takes rank 0's, with a warning. Optimizers that are set otherwise on some
-        ranks are refused in any round. Without any `group` this process is the only worker: nothing is encoded.
+        local gradient, before the rule sees it. `robust` bounds what one rank adds to the sum (median-clip3, trimmed;
+        by default the algorithm's own bound); messages then go to every rank. `exchange` is auto, direct, scatter or
+        hub, and `relay` the hub's rank. Every `check_every` rounds the ranks compare checksums of their models, and a
+        piece of them in all other rounds (0: never); a rank whose model differs takes rank 0's, with a warning. Ranks
+        whose optimizers have other settings are refused at once. Without a process group there is a single worker, and
+        nothing is encoded.
         """
         self.flat, self.optimizer = FlatView(_named(optimizer)), optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)

@@ -84,7 +84,7 @@ class LazyStrategy(DDPStrategy):  # type: ignore[misc]
     def on_validation_start(self) -> None:
         """Let all ranks validate one model."""
         super().on_validation_start()
-        self._settle()
+        self._synchronise()
 
     def on_train_end(self) -> None:
         """End the loop with one model on all ranks."""
@@ -107,7 +107,7 @@ class LazyStrategy(DDPStrategy):  # type: ignore[misc]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the model of all ranks, for a checkpoint."""
-        self._settle()
+        self._synchronise()
         state: dict[str, Any] = super().lightning_module_state_dict()
         return state
 
@@ -138,9 +138,9 @@ class LazyStrategy(DDPStrategy):  # type: ignore[misc]
         if self.loop is not None and self._resumed_from is not None:
             load_rank(self._resumed_from, self.loop)
 
-    def _settle(self) -> None:
+    def _synchronise(self) -> None:
         if self.loop is not None:
-            self.loop.settle()
+            self.loop.synchronise()
 
 
 class _NoSynchronisation:
@@ -192,10 +192,10 @@ class FabricLazyStrategy(FabricDDPStrategy):  # type: ignore[misc]
         """Rounds, uploads and bytes so far, for `fabric.log_dict`."""
         return {} if self.loop is None else figures(self.loop)
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         """Close the round now, so that all ranks have one model; call it before a validation."""
         if self.loop is not None:
-            self.loop.settle()
+            self.loop.synchronise()
 
     def close(self) -> None:
         """End with one model on all ranks."""
@@ -206,7 +206,7 @@ class FabricLazyStrategy(FabricDDPStrategy):  # type: ignore[misc]
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *arguments: Any, **options: Any) -> None:
         """Close the round, let rank 0 write, and write this rank's file beside it."""
-        self.settle()
+        self.synchronise()
         super().save_checkpoint(path, state, *arguments, **options)
         if self.loop is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)  # rank 0 may come later

@@ -83,7 +83,7 @@ def read_progress(folder: Path) -> Arrays:
     return {}
 
 
-def settle(folder: Path) -> None:
+def promote_previous(folder: Path) -> None:
     """Let the checkpoint before the newest take its place, which is damaged: else the next write would keep that."""
     with wrap_write_errors(folder / CHECKPOINT):
         (folder / PREVIOUS).replace(folder / CHECKPOINT)

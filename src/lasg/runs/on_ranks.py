@@ -60,7 +60,7 @@ class Parts:
         name = f"checkpoint-{rounds}-{digest[:8]}-rank-{rank}-of-{self.links.ranks}.safetensors"
         return self.folder / name
 
-    def mine(self) -> list[Path]:
+    def own_paths(self) -> list[Path]:
         """Return the parts of this rank that lie here, of whichever checkpoint."""
         return list(self.folder.glob(f"checkpoint-*-rank-{self.links.rank}-of-*.safetensors"))
 
@@ -85,7 +85,7 @@ class Parts:
             write_atomically(self.folder / MANIFEST, seals.seal_json(seals.run_of(self.folder), MANIFEST, manifest))
         # Rank 0 may not have written the manifest yet: what it named before must last until it has.
         with wrap_write_errors(self.folder):
-            for old in {*self.mine()} - {path, self._before}:
+            for old in {*self.own_paths()} - {path, self._before}:
                 old.unlink(missing_ok=True)
         self._before = path
 
@@ -157,7 +157,7 @@ class Parts:
         """Remove the checkpoints of a run that ended, or begins."""
         manifests = [self.folder / MANIFEST, self.folder / PREVIOUS] if self.links.rank == 0 else []
         with wrap_write_errors(self.folder):
-            for path in (*manifests, *self.mine()):
+            for path in (*manifests, *self.own_paths()):
                 path.unlink(missing_ok=True)
         sweep(self.folder)
 
@@ -195,7 +195,7 @@ def _job() -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
 
 
-def place(spec: Spec, out: Path, ranks: int) -> Path:
+def folder_for(spec: Spec, out: Path, ranks: int) -> Path:
     """Return the folder of a spec's run on so many ranks."""
     return out / f"{spec.label}-{ranks}-ranks"
 
@@ -215,7 +215,7 @@ def obtain(
     from lasg.transports.links import describe_code
     from lasg.transports.ranks import Ranks
 
-    folder = place(spec, out, links.ranks)
+    folder = folder_for(spec, out, links.ranks)
     parts = Parts(folder, links)
     found = first(links, lambda: _there(spec, folder, fresh, data_dir, report))
     if found == b"stored":
@@ -252,14 +252,14 @@ def obtain(
             own, shared, remark = state
             whole = {**shared["record"], "simulation": {**own, **shared["rounds"]}}
             runner.restore(job, whole, folder / MANIFEST)
-            runner.note(job, remark if links.rank == 0 else "", report)
+            runner.add_remark(job, remark if links.rank == 0 else "", report)
         return _finish(job, parts, ranks, meta, report)
 
 
 def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report: Report | None) -> bytes:
     """Tell what of a run is there: none, running (to go on with), or stored."""
     try:
-        stored = runner.usable(spec, folder, data_dir)
+        stored = runner.reusable(spec, folder, data_dir)
     except LasgError:
         if not fresh:
             raise
@@ -275,7 +275,7 @@ def _there(spec: Spec, folder: Path, fresh: bool, data_dir: Path | None, report:
         if not fresh:
             _check_other_ranks(spec, folder)
         return b"none"
-    runner.whole(stored, report)
+    runner.repaired(stored, report)
     return b"stored"
 
 
@@ -289,7 +289,7 @@ def _check_other_ranks(spec: Spec, folder: Path) -> None:
 
 def _check_no_parts(parts: Parts) -> None:
     """Refuse to start from nothing where another rank has a checkpoint to go on from."""
-    for rank in parts.ranks_that(bool(parts.mine()), "checkpoints"):
+    for rank in parts.ranks_that(bool(parts.own_paths()), "checkpoints"):
         raise LasgError(
             f"rank {rank} has a checkpoint in {parts.folder}, and rank 0 has no run there: start rank 0 on the "
             "host where it was, or run it again with --fresh"

@@ -265,7 +265,7 @@ def resume(
     folder, data_dir = Path(folder), path_or_none(data_dir)
     stored = store.read(folder)
     if stored.status != "running":
-        return whole(stored, report)
+        return repaired(stored, report)
     if stored.meta["engine"] == "distributed":
         raise LasgError(f"{folder} is a run on {stored.meta['ranks']} ranks: start the same torchrun command again")
     if stored.meta["engine"] == "flower":
@@ -281,8 +281,8 @@ def resume(
             if found is not None:
                 restore(job, found.state, found.path)
                 if found.remark:
-                    store.settle(folder)
-                note(job, found.remark, report)
+                    store.promote_previous(folder)
+                add_remark(job, found.remark, report)
             return _finish(job, folder, stored.meta, report)
 
 
@@ -294,7 +294,7 @@ def restore(job: Job, state: dict[str, Any], path: Path) -> None:
         raise LasgError(f"{path} does not hold this run ({error!r}): delete it to start again") from None
 
 
-def note(job: Job, remark: str, report: Report | None) -> None:
+def add_remark(job: Job, remark: str, report: Report | None) -> None:
     """Tell the user a line, if there is one: with the next report, or as a warning if nobody takes reports."""
     if remark and report is not None:
         job.remarks.append(remark)
@@ -302,7 +302,7 @@ def note(job: Job, remark: str, report: Report | None) -> None:
         warnings.warn(remark, stacklevel=4)
 
 
-def whole(stored: Run, report: Report | None) -> Run:
+def repaired(stored: Run, report: Report | None) -> Run:
     """Return an ended run whose files are whole: a trace that cannot be read is written again from the checkpoint."""
     store.check_model(stored)
     remarks = []
@@ -363,7 +363,7 @@ def finalize(
     return Run(folder, spec, meta)
 
 
-def place(spec: Spec, out: Path) -> Path:
+def folder_for(spec: Spec, out: Path) -> Path:
     """Return the folder where `obtain` keeps a spec's run."""
     return out / spec.label
 
@@ -377,19 +377,19 @@ def obtain(
     report: Report | None = None,
 ) -> Run:
     """Return the stored run of a spec, going on with it or running it first where that is missing."""
-    folder, data_dir = place(spec, Path(out)), path_or_none(data_dir)
-    stored = None if fresh else usable(spec, folder, data_dir)
+    folder, data_dir = folder_for(spec, Path(out)), path_or_none(data_dir)
+    stored = None if fresh else reusable(spec, folder, data_dir)
     if stored is None:
         return run(spec, folder, data_dir=data_dir, report=report)
     if stored.status == "running":
         return resume(folder, data_dir=data_dir, report=report)
     if report is not None:
-        return whole(stored, report)
+        return repaired(stored, report)
     store.check_model(stored)  # the trace is checked when it is read
     return stored
 
 
-def usable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
+def reusable(spec: Spec, folder: Path, data_dir: Path | None) -> Run | None:
     """Return a folder's run if it is this spec's on today's data, by this version, or unfinished by an earlier one."""
     if not (folder / store.META).is_file():
         return None

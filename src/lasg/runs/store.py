@@ -31,9 +31,9 @@ from lasg.runs.checkpoints import (
     PREVIOUS,
     has_checkpoint,
     last_checkpoint,
+    promote_previous,
     read_checkpoint,
     read_progress,
-    settle,
     write_checkpoint,
 )
 from lasg.runs.files import LOCK, check_folder, remove, replace_atomically, sweep, wrap_write_errors, write_atomically
@@ -58,11 +58,11 @@ __all__ = [
     "has_checkpoint",
     "is_run",
     "last_checkpoint",
+    "promote_previous",
     "read",
     "read_checkpoint",
     "read_progress",
     "read_runs",
-    "settle",
     "versions",
     "write_checkpoint",
     "write_meta",
