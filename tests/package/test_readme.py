@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,12 +26,25 @@ if os.environ.get("LASG_TEST_ALL") != "1":
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder in which a reader types the commands, one after another."""
     folder = tmp_path_factory.mktemp("clone")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "results").symlink_to(ROOT / "results")
-    return folder
+    yield folder
+    for process in left_behind(folder):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
+
+
+def left_behind(folder: Path) -> list[int]:
+    """Return the processes that `flwr run` leaves for the next run: its local SuperLink, and what that began."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"FLWR_HOME={folder}".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def typed(line: str, folder: Path) -> str:
