@@ -85,12 +85,10 @@ class LazyOptimizer(torch.optim.Optimizer):
         `guard` switches the guard on or off in either case.
 
         `weight` is this rank's share of the objective, n_m / N; 1 / ranks by default. `clip` limits the norm of the
-        local gradient, before the rule sees it. `robust` bounds what one rank adds to the sum (median-clip3, trimmed;
-        by default the algorithm's own bound); messages then go to every rank. `exchange` is auto, direct, scatter or
-        hub, and `relay` the hub's rank. Every `check_every` rounds the ranks compare checksums of their models, and a
-        piece of them in all other rounds (0: never); a rank whose model differs takes rank 0's, with a warning. Ranks
-        whose optimizers have other settings are refused at once. Without a process group there is a single worker, and
-        nothing is encoded.
+        local gradient. `robust` bounds what one rank adds to the sum (median-clip3, trimmed; by default the algorithm's
+        own bound); messages then go to every rank. `exchange` is auto, direct, scatter or hub, and `relay` the hub's
+        rank. Every `check_every` rounds the ranks compare checksums of their models, and a piece of them in all others
+        (0: never); one that differs takes rank 0's, with a warning. Without a process group there is one worker.
         """
         self.flat, self.optimizer = FlatView(_named(optimizer)), optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
