@@ -1,6 +1,6 @@
 # make demo         install what the commands need, then train all twelve algorithms on embedded data
 # make test         install what developers need too, then run the whole test suite
-# make test-all     install transformers, accelerate, lightning and trackers too, then test their adapters and the README
+# make test-all     install transformers, accelerate, lightning, trackers and torchft too, then test what needs them, and the README
 # make docs         install Sphinx too, build the site into docs/_build/html (warnings are errors), then test it
 # make dist         build wheel and sdist, check them, and try the wheel and every extra in an empty environment
 # make lock         write requirements-dev.lock again: the development environment with hashes
@@ -44,7 +44,7 @@ $(DEV_STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP) $@
 
-$(ALL_STAMP): EXTRAS := dev,huggingface,lightning,wandb,mlflow,trackio
+$(ALL_STAMP): EXTRAS := dev,huggingface,lightning,wandb,mlflow,trackio,elastic
 $(ALL_STAMP): pyproject.toml constraints.txt
 	$(install-extras)
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
@@ -62,8 +62,7 @@ test: install-dev
 	$(BIN)/python -m pytest -n auto
 
 test-all: install-all
-	LASG_TEST_ALL=1 $(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers \
-	    tests/package/test_readme.py tests/transports/test_large_models.py
+	LASG_TEST_ALL=1 $(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers tests/elastic tests/package/test_readme.py
 
 check: install-dev
 	$(BIN)/ruff format --check .

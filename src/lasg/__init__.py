@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lasg.core.rules import Rule as Rule
     from lasg.core.training import Training as Training
     from lasg.errors import LasgError as LasgError
+    from lasg.loops.elastic_loop import elastic as elastic
     from lasg.loops.lazy_loop import lazy as lazy
     from lasg.loops.lazy_optimizer import LazyOptimizer as LazyOptimizer
     from lasg.problems.module import ModuleProblem as ModuleProblem
@@ -45,6 +46,7 @@ _HOMES = {
     "Rule": "core.rules",
     "Spec": "runs.spec",
     "Training": "core.training",
+    "elastic": "loops.elastic_loop",
     "join": "transports.links",
     "lazy": "loops.lazy_loop",
     "plot": "report.plots",

@@ -22,6 +22,7 @@ BRINGS = {
     "mlflow": "from lasg.trackers import Target; Target('mlflow', 'x').check(); import sqlalchemy, alembic",
     "trackio": "from lasg.trackers import Target; Target('trackio', 'x').check()",
     "huggingface": "import lasg.loops.huggingface, lasg.loops.accelerate",
+    "elastic": "from lasg.transports.elastic_group import require_torchft; require_torchft()",
     "lightning": "import lasg.loops.lightning",
     "flower": "import flwr, ray, lasg.flower; lasg.flower.client_app; lasg.flower.server_app",
     "all": "import sklearn, matplotlib, pandas, constriction",

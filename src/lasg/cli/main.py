@@ -11,7 +11,7 @@ import typer
 
 import lasg
 from lasg.analysis.link_time import EVERY
-from lasg.cli import advise, data, figure, flower, lists, paper, report, scoreboard, theory, training, watch
+from lasg.cli import advise, data, elastic, figure, flower, lists, paper, report, scoreboard, theory, training, watch
 from lasg.cli.show import err
 from lasg.errors import LasgError, RemoteFailure, Stopped
 
@@ -32,12 +32,14 @@ app.command()(paper.paper)
 app.command()(figure.figure)
 app.command()(report.report)
 app.command()(watch.watch)
+app.command()(elastic.replay)
 app.command("scoreboard")(scoreboard.show_scoreboard)
 app.command()(advise.advise)
 app.add_typer(lists.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 app.add_typer(theory.app, name="theory")
+app.add_typer(elastic.app, name="elastic")
 
 
 def _version(wanted: bool) -> None:
