@@ -19,12 +19,16 @@ import ctypes
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +89,8 @@ def agent(options: argparse.Namespace) -> None:
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it dies with the agent
                 try:
                     train(options, order_given, model, x, y, check)
+                except Exception:
+                    traceback.print_exc()
                 finally:
                     os._exit(0)
     if child:
@@ -211,7 +217,7 @@ class Field:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
             self.agents.append(subprocess.Popen(command, **pipes, stderr=None if options.loud else subprocess.DEVNULL))
             threading.Thread(target=self._listen, args=(self.agents[-1],), daemon=True).start()
-        wait_until(lambda: len(self.ready) == RANKS, 180)
+        wait_until(lambda: len(self.ready) == RANKS, 400)
 
     def _listen(self, process: Any) -> None:
         for line in process.stdout:
@@ -333,7 +339,8 @@ def summary(
         near = gaps(field.between(0, at - 3 * (usual or median), at + lasting * 0.9))
         longest.append(max(near, default=lasting))
         back = [said["at"] for said in field.rounds[host] if said["at"] > at + lasting]
-        away.append(min(back, default=float("nan")) - at - lasting)
+        if back:  # the benchmark may end before
+            away.append(min(back) - at - lasting)
     row: dict[str, Any] = {"seconds": seconds, "rounds": len(times), "round_seconds": round(median, 3)}
     if usual:
         row["goodput"] = round(len(times) * usual / seconds, 3)
@@ -343,7 +350,7 @@ def summary(
             "longest_gap_median": round(statistics.median(longest), 2),
             "longest_gap_max": round(max(longest), 2),
             "cost_seconds_median": round(statistics.median(longest) - (usual or median), 2),
-            "away_seconds_median": round(statistics.median(away), 2),
+            "away_seconds_median": round(statistics.median(away), 2) if away else "",
         }
     if field.losses:
         row["loss"] = round(field.losses[-1], 3)
@@ -394,12 +401,27 @@ def main() -> None:
         return
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with hosts([link(options)] * (RANKS + 1)) as network:
+    with hosts([link(options)] * (RANKS + 1)) as network, names(network):
         field = Field(options, network)
         try:
             run(field, options)
         finally:
             field.close()
+
+
+@contextmanager
+def names(network: Network) -> Iterator[None]:
+    """Give the hosts names: no name server answers in a namespace, and torch asks for the names of addresses."""
+    table = "".join(f"{network.address(host)} host{host}\n" for host in range(RANKS + 1))
+    folders = [Path("/etc/netns") / name for name in network.names]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{table}")
+    try:
+        yield
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder)
 
 
 def run(field: Field, options: argparse.Namespace) -> None:

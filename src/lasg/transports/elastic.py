@@ -191,7 +191,7 @@ class Member:
         group.quorum()
         if group.behind is not None:
             self._fall_behind(*group.behind)
-        elif not self.has_state and self._fetching is None:
+        elif not self.has_state and self._fetching is None and self._fetched is None:
             self._be_first()
         if group.size + server.ended < self.how.minimum:
             self._say(f"waiting: {group.size} of at least {self.how.minimum} members are there")

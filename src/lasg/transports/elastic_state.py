@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import socketserver
 import threading
 import time
 import urllib.error
@@ -65,8 +66,7 @@ class StateServer:
             def log_message(self, *_: Any) -> None:
                 """Stay silent."""
 
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server((address, 0), Handler)
         self.at = f"{address}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, name="lasg-state", daemon=True).start()
 
@@ -74,6 +74,16 @@ class StateServer:
         """Answer no more."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Does not ask for its own name: where no name server answers, that takes half a minute."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = map(str, self.server_address[:2])  # type: ignore[assignment]
 
 
 def _get(url: str, seconds: float) -> bytes:
