@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,17 @@ import pytest
 pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
 pytest.importorskip("sklearn", reason="the data is scikit-learn's")
 
+from rich.console import Console
 from torch import nn
 
 import lasg
 from lasg import ModuleProblem, trackers
+from lasg.cli import watch
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app, storage
 from lasg.report.page import build
-from tests.flower.networks import WORKERS, digits, federated, problem, shards
+from lasg.runs import progress
+from tests.flower.networks import WORKERS, digits, federated, measure, problem, shards
 
 
 @pytest.fixture
@@ -187,3 +191,31 @@ def test_a_tracker_that_fails_is_named_once_and_the_federation_goes_on(
     ]
     with pytest.raises(LasgError, match="unknown tracker 'wandbb'"):
         federated(tmp_path / "other", rounds=1, track="wandbb")
+
+
+def test_watch_shows_a_federations_members_and_who_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def look(model: nn.Module) -> tuple[float, float]:
+        if (tmp_path / "meta.json").exists():
+            console = Console(width=120, file=io.StringIO())
+            console.print(watch.frame(progress.read(tmp_path)))
+            seen.append(console.file.getvalue())  # type: ignore[attr-defined]
+        return measure(model)
+
+    def make(_: Any, worker: int) -> ModuleProblem:
+        if worker == 1 and seen:
+            raise ConnectionError("gone")
+        return problem([shards()[worker]], ids=[worker])
+
+    monkeypatch.setattr("tests.flower.networks.measure", look)
+    federated(tmp_path, client=client_app(make), rounds=5)
+    assert "running (flower)" in seen[0]
+    assert "no answer" not in seen[0]
+    rows = [line for line in seen[-1].splitlines() if "●" in line]
+    assert len(rows) == WORKERS
+    assert [row.split()[0] for row in rows] == [str(m) for m in range(WORKERS)]
+    assert [row.partition("no answer for ")[2] for row in rows if "no answer" in row] == ["2 rounds"]
+    assert "no answer" in rows[1]

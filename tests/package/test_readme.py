@@ -75,13 +75,6 @@ def test_a_command_of_the_readme_runs_and_prints_what_is_said(line: str, reader:
         assert found is not None
         assert float(found[1]) == pytest.approx(float(promised[1]), rel=0.05)
         assert float(found[2]) == pytest.approx(float(promised[2]), abs=1)
-    if line.startswith("lasg demo"):
-        uploads, bits = re.search(
-            r"needs ([\d.]+) times fewer uploads.*?([\d.]+) times\s+fewer upload bits", README, re.S
-        ).groups()  # type: ignore[union-attr]
-        assert f"{uploads}x" in printed
-        assert f"{bits}x" in printed
-        assert (reader / "lasg-demo" / "report.html").is_file()
     if "-o report.html" in line:
         assert (reader / "report.html").stat().st_size > 1_000_000
 
@@ -89,6 +82,7 @@ def test_a_command_of_the_readme_runs_and_prints_what_is_said(line: str, reader:
 @pytest.mark.parametrize(
     ("command", "numbers"),
     [
+        ("lasg demo", ["7.8x", "30x"]),
         ("lasg scoreboard --task mnist-nn-heterogeneous-4 --show", ["184x"]),
         ("lasg scoreboard --task text-lm --show", ["lasg-local", "diloco"]),
     ],

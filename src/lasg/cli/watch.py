@@ -81,6 +81,12 @@ def curve(values: list[float], width: int = 40) -> str:
     return "".join(BARS[round((height - low) / span * (len(BARS) - 1))] for height in heights)
 
 
+def _away(found: Progress, m: int) -> str:
+    """Say for how long a member of a federation has not answered, if it has not."""
+    rounds = found.unanswered[m] if found.unanswered else 0
+    return f", no answer for {rounds} round{'s' if rounds > 1 else ''}" if rounds else ""
+
+
 def raster(found: Progress) -> list[Text]:
     """Draw who uploaded in the last rounds: a row per worker, the newest round at the right."""
     uploaded, names = found.speaks(ROUNDS), found.names()
@@ -90,5 +96,5 @@ def raster(found: Progress) -> list[Text]:
     lines = [Text(f"who uploaded in the last {len(uploaded)} rounds")]
     for m, name in list(enumerate(names))[:WORKERS]:
         marks = "".join("●" if said else "·" for said in uploaded[:, m])
-        lines.append(Text(f"{name:>{width}} {marks} {100 * uploaded[:, m].mean():.0f} %"))
+        lines.append(Text(f"{name:>{width}} {marks} {100 * uploaded[:, m].mean():.0f} %{_away(found, m)}"))
     return [*lines, *([Text(f"... and {len(names) - WORKERS} more")] if len(names) > WORKERS else [])]

@@ -19,6 +19,8 @@ from lasg.runs.files import is_locked
 from lasg.runs.store import Run
 from lasg.runs.trace import EVALUATED, ROUNDS, Arrays
 
+AWAY = "/transport/unheard"
+"""Where a federation's checkpoint says who has not answered."""
 PART_OF_RANK_0 = "checkpoint-*-rank-0-of-*.safetensors"
 
 
@@ -31,6 +33,8 @@ class Progress:
     """When that was written, in seconds since 1970; 0 before there was anything."""
     is_live: bool
     """Whether a process is at it now."""
+    unanswered: tuple[int, ...] = ()
+    """For how many rounds in a row each member of a federation has not answered; empty of other runs."""
 
     @property
     def has_begun(self) -> bool:
@@ -76,8 +80,8 @@ def read(folder: Path | str) -> Progress:
     path = _newest(run.folder)
     if path is None:
         return Progress(run, 0.0, live)
-    vars(run)["trace"] = _trace(path)  # what the property would read, were there a file yet
-    return Progress(run, path.stat().st_mtime, live)
+    vars(run)["trace"], unanswered = _trace(path)  # what the property would read, were there a file yet
+    return Progress(run, path.stat().st_mtime, live, unanswered)
 
 
 def _newest(folder: Path) -> Path | None:
@@ -85,11 +89,13 @@ def _newest(folder: Path) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _trace(path: Path) -> Arrays:
-    """Read the trace in a checkpoint and nothing else of it: a model may be large."""
+def _trace(path: Path) -> tuple[Arrays, tuple[int, ...]]:
+    """Read the trace in a checkpoint, and who is away, and nothing else of it: a model may be large."""
     try:
         with safe_open(path, framework="np") as file:
-            there = {name.partition("trace/")[2]: name for name in file.keys() if "/trace/" in name}  # noqa: SIM118
-            return {name: file.get_tensor(there[name]) for name in (*EVALUATED, *ROUNDS)}
+            names = list(file.keys())
+            there = {name.partition("trace/")[2]: name for name in names if "/trace/" in name}
+            away = [file.get_tensor(name).tolist() for name in names if name.endswith(AWAY)]
+            return {name: file.get_tensor(there[name]) for name in (*EVALUATED, *ROUNDS)}, tuple(*away)
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise LasgError(f"cannot read {path}: {error}") from None
