@@ -72,8 +72,11 @@ def test_another_column_can_hold_the_classes_and_is_another_data_set(tmp_path: P
         (b"a,,label\n1,2,3\n", "no name for column 2"),
         (b"a,a,label\n1,2,3\n", "two columns called 'a'"),
         (b"label\n1\n2\n", "'label' alone"),
-        (b"a,b\n1,2\n", "column called target, label, y, and no column is called so.*label_column=NAME.*columns: a, b"),
-        (b"a,y,label\n1,2,3\n", "2 columns are called so"),
+        (
+            b"a,b\n1,2\n",
+            "called target or label or y, but none of its columns is called so.*label_column=NAME.*columns: a, b",
+        ),
+        (b"a,y,label\n1,2,3\n", "2 of its columns are called so"),
         (b"a,label\n1,x\n2\n", r"line 3: expected 2 cells as in line 1, got 1"),
         (b"a,label\n1,x\n2,y,z\n", r"line 3: expected 2 cells as in line 1, got 3"),
         (b"a,label\n1,x\n\n,y\n", r"line 4, column 'a' is empty: fill it in"),
@@ -87,7 +90,7 @@ def test_another_column_can_hold_the_classes_and_is_another_data_set(tmp_path: P
         (b"a,label\n1,0.5\n2,1\n", r"column 'label' has the label 0\.5"),
         (
             b"a,price\n" + b"".join(b"%d,%d.25\n" % (i, i) for i in range(30)),
-            "no column is called so",
+            "none of its columns is called so",
         ),
         (
             b"a,y\n" + b"".join(b"%d,%d.25\n" % (i, i) for i in range(30)),

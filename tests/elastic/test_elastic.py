@@ -1,5 +1,6 @@
 """Ranks that come and go: torchft's lighthouse, real processes, real signals."""
 
+import csv
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ import pytest
 
 import lasg
 from lasg.errors import LasgError
+from lasg.loops.tracking import track
 from lasg.runs.elastic_replay import replay
 from tests.elastic.conftest import Crew
 from tests.elastic.rank import parts
@@ -134,13 +136,26 @@ def test_wrong_settings_are_one_line(options: dict[str, Any], line: str) -> None
         lasg.elastic(*parts(), **options)
 
 
-def test_when_all_have_died_the_run_goes_on_from_a_state_dict(at: str) -> None:
+def test_when_all_have_died_the_run_goes_on_from_a_state_dict(at: str, tmp_path: Path) -> None:
     model, optimizer = parts()
     with lasg.elastic(model, optimizer, lighthouse=at, name="a", every=1) as loop:
+        log = track(loop, f"csv={tmp_path / 'log.csv'}")
         for _ in range(3):
-            model(lasg_input()).square().mean().backward()
+            loss = model(lasg_input()).square().mean()
+            loss.backward()
+            log(loss=loss)
             optimizer.step()
         saved, rounds = loop.state_dict(), loop.rounds
+    log.close()
+    assert loop.listeners == []
+    with (tmp_path / "log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= rounds - 1
+    assert all(row["members"] == "1.0" and float(row["seconds_per_round"]) > 0 for row in rows)
+    assert [float(row["silent"]) for row in rows] == [1 - float(row["uploaded/a"]) for row in rows]
+    assert float(rows[-1]["uploads"]) == sum(float(row["uploaded/a"]) for row in rows) > 0
+    assert float(rows[-1]["bytes_up"]) > 0
+    assert float(rows[-1]["loss"]) == float(loss.detach())
     again, other = parts()
     with lasg.elastic(again, other, lighthouse=at, name="b", every=1, timeout=3.0) as loop:
         pass

@@ -187,7 +187,7 @@ def on_ranks(engine: str, exchange: str, relay: int, timeout: float) -> Ranks | 
     if engine == "distributed":
         return Ranks(exchange, relay, timeout)
     if engine != "simulation":
-        raise LasgError(f"unknown engine {engine!r}: simulation and distributed are those there are")
+        raise LasgError(f"unknown engine {engine!r}: choose simulation or distributed")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise LasgError("torchrun started several ranks, and each would simulate the same: add --engine distributed")
     return None

@@ -93,10 +93,10 @@ def _label_place(path: Path, header: Sequence[str], wanted: str | None) -> int:
     found = [i for i, name in enumerate(header) if name.lower() in LABEL_NAMES]
     if len(found) == 1:
         return found[0]
-    several = f" and {len(found)} columns are called so" if found else " and no column is called so"
+    several = f"{len(found)} of its columns are called so" if found else "none of its columns is called so"
     raise LasgError(
-        f"{path}: the classes are looked for in a column called {', '.join(LABEL_NAMES)},{several}; name it with --set"
-        f" label_column=NAME. Its columns: {columns}"
+        f"{path}: the classes are expected in a column called {' or '.join(LABEL_NAMES)}, but {several}; name it with "
+        f"--set label_column=NAME. Its columns: {columns}"
     )
 
 
