@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import lasg
 from lasg.errors import LasgError
+from lasg.transports import encoded, routes
+from lasg.transports.links import Links
 from tests.loops.test_lazy_optimizer import data, flat, loss_of, module, sgd
 from tests.transports.ranks import on_ranks
 
@@ -344,3 +346,39 @@ def wrapped() -> str:
 
 def test_a_model_in_ddp_is_refused() -> None:
     assert "pass the module inside it" in on_ranks(2, wrapped)[0]
+
+
+def channels(at_once: int) -> tuple[Tensor, set[int]]:
+    """The model after rounds whose messages have unlike lengths, and the channels that they took."""
+    used: set[int] = set()
+    start = Links.start
+
+    def noted(links: Links, sends: Any, what: str, channel: int = 0, extra: float = 0.0) -> Any:
+        used.update({channel} if what == "uploads" else ())
+        return start(links, sends, what, channel, extra)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoded, "HOP", 2 * at_once)
+        patch.setattr(Links, "start", noted)
+        model = module()
+        with lasg.lazy(model, sgd(model), every=2, algorithm="always+topk0.2+ec+residual") as loop:
+            train(model, loop.optimizers[0], data(dist.get_rank(), 12))
+    return flat(model), used
+
+
+def settings_of_channels() -> list[tuple[Tensor, set[int]]]:
+    return [channels(at_once) for at_once in AT_ONCE]
+
+
+AT_ONCE = (0, 24, 25, 26, 27, 1 << 20)
+"""No message is so short, some are, all are."""
+
+
+def test_short_messages_leave_at_once_and_long_ones_when_all_lengths_are_known() -> None:
+    found = on_ranks(3, settings_of_channels)
+    for model, _ in (case for rank in found for case in rank):
+        assert torch.equal(model, found[0][0][0])
+    used = [set().union(*(rank[i][1] for rank in found)) for i in range(len(AT_ONCE))]
+    assert routes.AT_ONCE not in used[0]
+    assert used[-1] == {routes.AT_ONCE}
+    assert any(routes.AT_ONCE in some and len(some) > 1 for some in used)

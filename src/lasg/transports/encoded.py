@@ -11,7 +11,7 @@ from torch import Tensor
 from lasg.core.arrays import IntArray, host
 from lasg.core.belief import Listener
 from lasg.core.messages import Uploads
-from lasg.transports.routes import DIRECT, HOP, ONWARDS, PIECES, ROUTES, Route, Setup, choose_route
+from lasg.transports.routes import AT_ONCE, DIRECT, HOP, ONWARDS, PIECES, ROUTES, Route, Setup, choose_route
 
 if TYPE_CHECKING:
     from lasg.transports.ranks import Remainder
@@ -31,14 +31,20 @@ class Messages:
             setup.open(longest, setup.dense if setup.form == "relayed" else None)
         if self.route is None and 0 < max(longest) * (self.links.ranks - 1) <= HOP:
             self.route = "direct"  # what `choose_route` would say, whoever uploads
+        self.at_once = 0
+        """Messages of up to so many bytes leave for everybody before it is known what the others send: the same."""
+        if self.route is None and not setup.length and self.links.ranks > 1:
+            self.at_once = min(HOP // (self.links.ranks - 1), 2 * setup.dense // self.links.ranks)
+            self.links.open(AT_ONCE, dict.fromkeys(self.links.others, self.at_once))
 
     def _lengths(self, sizes: IntArray) -> IntArray:
         """Return the bytes that each rank uploads, given those of each worker."""
         return np.bincount(self.setup.owners, np.maximum(sizes, 0), self.links.ranks).astype(np.int64)
 
     def choose(self, sizes: IntArray) -> Route:
-        """Return the route by what each rank has to send."""
-        return choose_route(self.setup, self._lengths(sizes))
+        """Return the route of what has not left at once, by what each rank has to send."""
+        lengths = self._lengths(sizes)
+        return choose_route(self.setup, np.where(lengths > self.at_once, lengths, 0))
 
     def outgoing(self, k: int, own: Uploads) -> Tensor:  # noqa: ARG002
         """Return this rank's messages, one after another."""
@@ -51,10 +57,13 @@ class Messages:
     def finish(self, k: int, own: Tensor | None, sizes: IntArray, route: Route) -> Any:  # noqa: ARG002
         """Return all messages, in the order of the workers."""
         payloads = self._room(own, sizes)
+        short = {rank: payload for rank, payload in payloads.items() if len(payload) <= self.at_once}
+        self.links.receive(short, "uploads", AT_ONCE)
+        long = {rank: payload for rank, payload in payloads.items() if rank not in short}
         if route == "direct":
-            self.links.receive(payloads, "uploads", DIRECT)
-        else:
-            self._served(payloads, route)
+            self.links.receive(long, "uploads", DIRECT)
+        elif long:
+            self._served(long, route)
         return self._messages(payloads, sizes)
 
     def _room(self, own: Tensor | None, sizes: IntArray) -> dict[int, Tensor]:

@@ -25,7 +25,7 @@ class QuantisedSum:
 
     def __init__(self, setup: Setup, codec: Codec, seed: int) -> None:
         self.setup, self.links, self.codec, self.seed, self.k = setup, setup.links, codec, seed, 0
-        self.listener, self.owed = None, dict[str, Tensor]()
+        self.listener, self.owed, self.at_once = None, dict[str, Tensor](), 0
         self.route: Route = "hub" if setup.setting == "hub" else "scatter"
         links, pieces = setup.links, setup.pieces(setup.p, self.route)
         self.served = {rank: piece for rank, piece in pieces.items() if piece.stop > piece.start}

@@ -18,20 +18,11 @@ from lasg.core.messages import News, Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan, Problem
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
+from lasg.transports import routes
 from lasg.transports.encoded import Messages, Relayed
 from lasg.transports.links import PATIENT, Links, Pending
 from lasg.transports.quantised_sum import QuantisedSum
-from lasg.transports.routes import (
-    DIRECT,
-    ONWARDS,
-    PIECES,
-    ROUTES,
-    Route,
-    Setup,
-    assign_workers,
-    choose_form,
-    choose_route,
-)
+from lasg.transports.routes import AT_ONCE, DIRECT, ONWARDS, PIECES, ROUTES, Route, Setup
 
 CHECK_EVERY = 100
 """Rounds between two comparisons of the ranks' models."""
@@ -83,11 +74,11 @@ class Ranks(Local):
     def begin(self, plan: Plan) -> Hosting:
         """Choose the form of the uploads, and open the channels that it needs."""
         links, stages, theta = self.links, plan.stages, plan.theta
-        self.owners = assign_workers(plan.workers, links.ranks)
+        self.owners = routes.assign_workers(plan.workers, links.ranks)
         ids: IntArray = np.flatnonzero(self.owners == links.rank)
         p, itemsize = theta.shape[-1], int(theta.itemsize)
         self.like, self.steps_of = theta, None if stages.one_gradient else stages.work.steps_of
-        self.form = choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
+        self.form = routes.choose_form(p, itemsize, self.owners, stages, self.setting, requantise=self.requantise)
         dtype = torch.float64 if itemsize == 8 else torch.float32
         length = stages.codec.length(p, itemsize)
         setup = self.setup = Setup(links, self.setting, self.hub_rank, self.owners, self.form, p, dtype, length)
@@ -116,7 +107,8 @@ class Ranks(Local):
         whole = checksum(request.theta) if every and k and k % every == 0 else None
         speaks, route = own.uploads or self.in_every_round, carrier.route
         outgoing: Any = carrier.outgoing(request.k, own) if speaks else None
-        if speaks and route is not None:
+        at_once = speaks and (route is not None or len(outgoing) <= carrier.at_once)
+        if at_once:
             self._send(outgoing, route)
         size = carrier.size(own) if own.uploads else 0
         sizes, uploads, words = self.flags.exchange(own, size, whole, self._word(request))
@@ -125,7 +117,7 @@ class Ranks(Local):
         if uploads.uploads or self.in_every_round:
             if route is None:
                 route = carrier.choose(sizes)
-                if speaks:
+                if speaks and not at_once:
                     self._send(outgoing, route)
             carried: Any = carrier.finish(request.k, outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
@@ -155,14 +147,14 @@ class Ranks(Local):
         self._compared = k + self.check_every  # what differs again and again, by other arithmetic, may wait as long
         return uploads._replace(differing=tuple(np.flatnonzero(words != words[0]).tolist()))
 
-    def _send(self, outgoing: Any, route: Route) -> None:
-        """Begin to send what this rank uploads: to everybody, or in pieces to those that serve them."""
-        if route == "direct":
-            self._under_way = self.links.start(dict.fromkeys(self.links.others, outgoing), "uploads", DIRECT)
-            return
-        if isinstance(outgoing, Tensor):
+    def _send(self, outgoing: Any, route: Route | None) -> None:
+        """Begin to send what this rank uploads: to everybody (None: at once), or in pieces to those that serve them."""
+        channel = AT_ONCE if route is None else DIRECT if route == "direct" else PIECES
+        if route in (None, "direct"):
+            outgoing = dict.fromkeys(self.links.others, outgoing)
+        elif isinstance(outgoing, Tensor):
             outgoing = {rank: outgoing[piece] for rank, piece in self.setup.pieces(len(outgoing), route).items()}
-        self._under_way = self.links.start(outgoing, "uploads", PIECES)
+        self._under_way = self.links.start(outgoing, "uploads", channel)
 
     def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
         """Return uploads that mean this for the aggregate."""
@@ -322,10 +314,10 @@ class Sums:
     """Vectors of the run's dtype that are added up: of those that upload, or in every round of everybody."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.links, self.listener = setup, setup.links, None
+        self.setup, self.links, self.listener, self.at_once = setup, setup.links, None, 0
         dense, ranks = setup.dense, self.links.ranks
         setup.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
-        self._routes = [choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in range(ranks + 1)]
+        self._routes = [routes.choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in range(ranks + 1)]
         """The route of a round, by how many ranks upload."""
         only = len(set(self._routes[1:])) == 1
         self.route = self._routes[-1] if setup.in_every_round or only else None
@@ -394,7 +386,8 @@ class Sums:
 Carrier = Sums | Messages | QuantisedSum
 """What carries a run's uploads, in one of the forms.
 
-`route` is the route, where it does not depend on who uploads: then uploads leave together with the flags. `outgoing` is
-what this rank uploads, as it travels; `finish` gives what all have sent, their sum or the messages in the order of the
-workers. `owed` is what rounding has taken away, by the name under which it is checkpointed.
+`route` is the route, where it does not depend on who uploads: then uploads leave together with the flags, as those of
+up to `at_once` bytes always do. `outgoing` is what this rank uploads, as it travels; `finish` gives what all have sent,
+their sum or the messages in the order of the workers. `owed` is what rounding has taken away, by the name under which
+it is checkpointed.
 """

@@ -42,7 +42,7 @@ ROUTES: dict[str, tuple[Route, ...]] = {
 """What a user may set, and what it allows."""
 HOP = 128 * 1024
 """Bytes that a link could carry while a message is under way: 50 Mbit/s and 20 ms, or 10 Gbit/s and 0.1 ms."""
-DIRECT, PIECES, ONWARDS = 3, 4, 5
+DIRECT, PIECES, ONWARDS, AT_ONCE = 3, 4, 5, 6
 """Channels: messages of one kind keep their order."""
 
 
