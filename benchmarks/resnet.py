@@ -4,9 +4,9 @@
     python benchmarks/resnet.py --show
 
 Every rank has half of the images, dealt at random in every epoch. Inside, both methods take SGD with momentum, the
-same steps and a cosine schedule; both share the model every so many steps, BatchNorm's statistics too. Images are halved to
-32 x 32. Every epoch gives a row of results/resnet.csv; a run that was stopped begins again, and its rows stay until it
-has more.
+same steps and a cosine schedule; both share the model every so many steps, BatchNorm's statistics too. Images are
+halved to 32 x 32. Every epoch gives a row of results/resnet.csv; a run that was stopped begins again, and its rows
+stay until it has more.
 """
 
 from __future__ import annotations
