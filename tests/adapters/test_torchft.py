@@ -66,7 +66,8 @@ def theirs() -> list[list[Tensor]]:
             hostname="127.0.0.1",
         )
         try:
-            outer = torch.optim.SGD(model.parameters(), **NESTEROV)
+            options: Any = NESTEROV
+            outer = torch.optim.SGD(model.parameters(), **options)
             with local_sgd.DiLoCo(manager, [model], optimizer, outer, sync_every=EVERY):
                 found[rank] = rounds_of(model, optimizer, rank)
             found[-1 - rank] = manager.current_step()
