@@ -49,7 +49,7 @@ def theirs() -> list[list[Tensor]]:
 
     def replica(rank: int) -> None:
         model, optimizer = models[rank], inner(models[rank])
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         manager = torchft.Manager(
             pg=torchft.ProcessGroupGloo(),
             load_state_dict=model.load_state_dict,
