@@ -22,6 +22,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -354,7 +355,7 @@ def rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = options.device
     me, aside = int(options.rank), Aside(Path(options.folder), int(options.rank))
-    dist.init_process_group("gloo", f"tcp://{options.address}:29500", rank=me, world_size=RANKS)
+    dist.init_process_group("gloo", f"tcp://{options.address}", rank=me, world_size=RANKS)
     of = text(me, aside) if options.task == "text-lm" else images(options.data_dir, me, aside)
     for number, run in enumerate(json.loads(options.runs)):
         for found in race(run, of, options.device):
@@ -373,6 +374,8 @@ def launched(task: str, runs: list[Row], data_dir: str | None, network: Network 
         own = [sys.executable, __file__, "rank", "--task", task, "--runs", json.dumps(runs), "--folder", folder]
         own += ["--data-dir", data_dir] if data_dir else []
         address, device = (network.address(0), DEVICE) if network else ("127.0.0.1", LOOPBACK)
+        with socket.create_server(("127.0.0.1", 0)) as free:  # on the loopback others may have any fixed one
+            address += f":{free.getsockname()[1]}"
         processes = []
         for number in range(RANKS):
             command = [*(network.command(number) if network else ()), *own, "--address", address]
