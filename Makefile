@@ -62,7 +62,8 @@ test: install-dev
 	$(BIN)/python -m pytest -n auto
 
 test-all: install-all
-	LASG_TEST_ALL=1 $(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers tests/elastic tests/package/test_readme.py
+	LASG_TEST_ALL=1 $(BIN)/python -m pytest tests/adapters tests/loops/test_frameworks.py tests/trackers tests/elastic \
+	    tests/package/test_readme.py tests/transports/test_large_models.py
 
 check: install-dev
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,31 @@ def pack(state: dict[str, Any]) -> bytes:
     """Return nested state as the bytes of a safetensors file."""
     from safetensors.numpy import save
 
+    return save(_arrays_of(state))
+
+
+def pack_into(path: Path, state: dict[str, Any]) -> None:
+    """Write nested state to a file as `pack` has it, one array after the other, without a copy of it in memory."""
+    from safetensors.numpy import save_file
+
+    save_file(_arrays_of(state), path)
+
+
+def _arrays_of(state: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = json.dumps(flatten(state, "", arrays)).encode()
-    return save({**arrays, TREE: np.frombuffer(tree, np.uint8)})
+    return {**arrays, TREE: np.frombuffer(tree, np.uint8)}
 
 
-def unpack(data: bytes, source: str) -> dict[str, Any]:
-    """Undo `pack`; say which source it is that cannot be read."""
+def unpack(data: bytes | Path, source: str) -> dict[str, Any]:
+    """Undo `pack`, or `pack_into`; say which source it is that cannot be read."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors.numpy import load, load_file
 
     try:
-        arrays = load(data)
+        arrays = load(data) if isinstance(data, bytes) else load_file(data)
         state = unflatten(json.loads(arrays[TREE].tobytes()), arrays)
-    except (KeyError, ValueError, SafetensorError) as error:
+    except (KeyError, ValueError, OSError, SafetensorError) as error:
         raise LasgError(f"cannot read {source}: {error}") from None
     assert isinstance(state, dict)
     return state
@@ -63,9 +75,15 @@ def unflatten(node: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
         values = [unflatten(value, arrays) for value in content]
         return tuple(values) if kind == "tuple" else values
     if kind == "array":
-        return arrays[content].copy()
+        return _taken(arrays, content)
     if kind == "tensor":
         import torch
 
-        return torch.from_numpy(arrays[content].copy())
+        return torch.from_numpy(_taken(arrays, content))
     return content
+
+
+def _taken(arrays: dict[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
+    """Return an array that may be written into; what was read is not kept beside its copy."""
+    array = arrays.pop(name)
+    return array if array.flags.writeable and array.flags.owndata else array.copy()

@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,6 +33,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 AT_ONCE = 1 << 18
 # Of longer vectors so many entries at a time: temporaries as long as the model would cost more than its gradient.
 BLOCK = 1 << 16
+# Of longer vectors, a large model's, everything of their length is kept in the run's precision, and few copies of it.
+LONG = 1 << 20
 # Up to so many flags are counted as bytes.
 FEW = 256
 
@@ -64,6 +66,8 @@ def namespace(x: Array) -> ModuleType:
 
 def sq(x: Array) -> Array:
     """Squared Euclidean norm over the last dimension."""
+    if x.shape[-1] > LONG:
+        return _by_block(_square, x)
     if isinstance(x, np.ndarray):
         return np.vecdot(x, x)
     return namespace(x).linalg.vecdot(x, x)  # unlike (x * x).sum(), of one vector without a temporary as large as x
@@ -71,10 +75,46 @@ def sq(x: Array) -> Array:
 
 def sq_distance(x: Array, y: Array) -> Array:
     """||x - y||^2 over the last dimension: `sq(x - y)` to the bit, without its temporary beside the difference."""
+    if x.shape[-1] > LONG:
+        return _by_block(_square_of_difference, *_alike(x, y))
     difference = x - y
     if isinstance(difference, np.ndarray) or difference.ndim == 1:
         return sq(difference)
     return difference.mul_(difference).sum(-1)
+
+
+def sq_sum(x: Array, y: Array) -> Array:
+    """||x + y||^2 over the last dimension: `sq(x + y)` to the bit, of long vectors without the sum."""
+    return _by_block(lambda one, other: _square(one + other), x, y) if x.shape[-1] > LONG else sq(x + y)
+
+
+def _by_block(square: Callable[..., Any], x: Array, *others: Array) -> Array:
+    """Return a number per row of long vectors: the sum over their blocks, in double precision."""
+    lead, p = x.shape[:-1], x.shape[-1]
+    rows = [each.reshape(-1, p) for each in (x, *others)]
+    totals = np.zeros(len(rows[0]))
+    for start in range(0, p, BLOCK):
+        for i, parts in enumerate(zip(*rows, strict=True)):
+            totals[i] += square(*(part[start : start + BLOCK] for part in parts))
+    return cast(totals.reshape(lead), namespace(x).zeros(0, dtype=namespace(x).float64))
+
+
+def _square(x: Array) -> float:
+    return float(namespace(x).dot(x, x))
+
+
+def _square_of_difference(x: Array, y: Array) -> float:
+    return _square(x - y)
+
+
+def _alike(x: Array, y: Array) -> tuple[Array, Array]:
+    """Return two arrays of one shape: one vector may stand for as many as there are of the other."""
+    if isinstance(y, list):
+        y = stacked(y)
+    shape = x.shape if x.ndim >= y.ndim else y.shape
+    if isinstance(x, np.ndarray):
+        return np.broadcast_to(x, shape), np.broadcast_to(y, shape)
+    return x.expand(shape), y.expand(shape)
 
 
 def norms(x: Array) -> FloatArray:
@@ -115,6 +155,12 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
+def stand_in(theta: Array) -> Array:
+    """Return zeros that say how a vector is made, its length, dtype and device, without memory of that length."""
+    zero = zeros((1,), theta)
+    return np.broadcast_to(zero, theta.shape) if isinstance(zero, np.ndarray) else zero.expand(theta.shape)
+
+
 def maximum(x: Array, least: Array) -> Array:
     """Return the larger of two, entry by entry; `least` may be a number."""
     return np.maximum(x, least) if isinstance(x, np.ndarray) else x.clamp(min=least)
@@ -136,11 +182,57 @@ def float64(x: Array) -> Array:
     return (x.cpu() if x.device.type in SINGLE_ONLY else x).double()
 
 
+def for_sums(x: Array) -> Array:
+    """Cast to the precision of what is added up over the rounds: double, of long vectors the run's own.
+
+    A sum of K uploads in float32 is then off by about sqrt(K) 2^-25 of the largest that it was.
+    """
+    return x if x.shape[-1] > LONG else float64(x)
+
+
+def add_up(parts: Sequence[Array], total: Any) -> Any:
+    """Return the sum of vectors, in double precision until it is rounded, in `total`, which may be one of them."""
+    if len(parts) == 2:  # of two, the rounded sum is the sum rounded
+        return namespace(total).add(*parts, out=total)
+    for start in range(0, len(total), BLOCK):
+        block = slice(start, start + BLOCK)
+        wide = float64(parts[0][block])
+        for part in parts[1:]:
+            wide += part[block]
+        total[block] = wide
+    return total
+
+
 def add_to(total: Array, part: Array) -> None:
     """Add a vector to one in double precision, block by block: torch would make a widened copy of all of it."""
+    if total.dtype == part.dtype:
+        total += part
+        return
     for start in range(0, len(total), BLOCK):
         block = total[start : start + BLOCK]  # by a name: `total[...] += part` would copy it to itself
         block += part[start : start + BLOCK]
+
+
+class Remainder:
+    """What rounding to a run's dtype has taken away so far; it goes along with what is rounded next."""
+
+    def __init__(self, room: Array, p: int, *, exact: bool) -> None:
+        """Take an empty tensor of the dtype. What is `exact` owes nothing: it stands for itself, or is precise."""
+        exact = exact or room.itemsize == 8 or p > LONG
+        self.owed = None if exact else float64(zeros((p,), room))
+        self._rounded = room
+
+    def round(self, values: Array, where: slice = slice(None)) -> Any:
+        """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
+        if self.owed is None:
+            return values.to(self._rounded.dtype)
+        owed = self.owed[where]
+        rounded = self._rounded.resize_(len(owed))
+        blocks = (vector.split(BLOCK) for vector in (owed, values, rounded))
+        for wanted, value, short in zip(*blocks, strict=True):
+            wanted += value
+            wanted -= short.copy_(wanted)
+        return rounded
 
 
 def change(new: Array, old: Array) -> Array:
@@ -183,6 +275,30 @@ def checksum(x: Array) -> int:
 def bits_per_entry(x: Array) -> int:
     """Bits of one entry on the wire when sent as it is: 32 in float32, 64 in float64."""
     return 8 * int(x.itemsize)
+
+
+def pick(state: dict[str, Array], who: IntArray | slice) -> dict[str, Array]:
+    """Return some workers' rows of a stage's state."""
+    return {name: value[who] for name, value in state.items()}
+
+
+def put(state: dict[str, Array], who: IntArray | slice, changed: dict[str, Array]) -> None:
+    """Set some workers' rows of a stage's state."""
+    for name, value in changed.items():
+        state[name][who] = value
+
+
+def add_rows(rows: Array, who: IntArray | slice, part: Array, *, sign: int = 1, decay: float = 1.0) -> None:
+    """Add to some workers' rows, or subtract; of a slice without a vector as long as they are."""
+    some = rows[who]  # a view, of a slice
+    if decay != 1:
+        some *= decay
+    if sign > 0:
+        some += part
+    else:
+        some -= part
+    if not isinstance(who, slice):
+        rows[who] = some
 
 
 def places_of(who: IntArray, rows: IntArray | None, uploads: int, count: int) -> IntArray | slice:

@@ -24,15 +24,20 @@ import numpy.typing as npt
 from lasg import counter
 from lasg.core.arrays import (
     BLOCK,
+    LONG,
     Array,
     FloatArray,
     IntArray,
+    add_rows,
     cast,
     change,
     copies,
     copy,
     float64,
+    for_sums,
+    pick,
     pieces,
+    put,
     zeros,
 )
 from lasg.core.codecs import Codec, Noise, State, StatefulCodec
@@ -92,8 +97,7 @@ class Speaker:
         messages decode to, whatever the belief.
         """
         self.belief, self.codec, self.confirmed_later, self.decay = belief, codec, confirmed_later, decay
-        self.decodes = decodes or belief != "replace"
-        self.workers, self.like = workers, theta
+        self.decodes, self.workers, self.like = decodes or belief != "replace", workers, theta
         self.chained = is_chained(belief, codec)
         # What is decoded as it was: its length is known.
         self._exact_bits = 8 * (codec.length(theta.shape[-1], int(theta.itemsize)) or 0) if codec.exact else 0
@@ -104,10 +108,8 @@ class Speaker:
         """Begin again: nothing was said."""
         shape = (self.workers, self.like.shape[-1])
         # Differences add up on both sides to the same bits only in one precision, whatever the run's.
-        self.rows: Array = None
-        if self.belief != "replace":
-            rows = zeros(shape, self.like)
-            self.rows = float64(rows) if self.belief == "difference" else rows
+        rows = None if self.belief == "replace" else zeros(shape, self.like)
+        self.rows: Array = for_sums(rows) if self.belief == "difference" else rows
         self.encoder = self.codec.init(self.workers, self.like)
         self.decoder = self.codec.init_decoder(self.workers, self.like)
         self.last = NEVER
@@ -116,15 +118,20 @@ class Speaker:
     def add(self, contribution: Array, who: IntArray | slice) -> None:
         """Add what workers have to say, whether they say it now or later: a residual grows by it."""
         if self.belief == "residual":
-            kept = self.rows[who] if self.decay == 1 else self.decay * self.rows[who]
-            self.rows[who] = kept + contribution
+            add_rows(self.rows, who, contribution, decay=self.decay)
 
-    def to_say(self, contribution: Array, who: IntArray | slice) -> Array:
-        """Return what workers that upload say: their contribution, or what of it is not believed yet."""
+    def to_say(self, contribution: Array, who: IntArray | slice, *, in_place: bool = False) -> Array:
+        """Return what workers that upload say: their contribution, or what of it is not believed yet.
+
+        It may take the contribution's place, `in_place`, if nobody needs that any more.
+        """
         if self.belief == "replace":
             return contribution
         if self.belief == "difference":
-            return cast(float64(contribution) - self.rows[who], contribution)
+            if not in_place:
+                return cast(for_sums(contribution) - self.rows[who], contribution)
+            contribution -= self.rows[who]
+            return contribution
         return copy(self.rows[who])  # a codec may give back what it gets, and what was said is taken from the rows
 
     def say(self, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[Array, int]:
@@ -134,9 +141,9 @@ class Speaker:
             decoded, bits, *after = self.codec.transmit_with(rows, noise, *states)
             self._commit(who, decoded, *after)
             return decoded, bits
-        decoded, bits = (rows, self._exact_bits * len(rows)) if self._exact_bits else self.codec.transmit(rows, noise)
-        self._commit(who, decoded)
-        return decoded, bits
+        said = (rows, self._exact_bits * len(rows)) if self._exact_bits else self.codec.transmit(rows, noise)
+        self._commit(who, said[0])
+        return said
 
     def pack(self, k: int, rows: Array, who: IntArray | slice, noise: Noise) -> tuple[list[bytes], Array | None]:
         """Return the messages of rows, as they travel, and what they decode to; None: not known, and not needed."""
@@ -162,9 +169,9 @@ class Speaker:
         if self.belief == "replace" and not encoder and not decoder:
             return
         if self.belief == "difference":
-            self.rows[who] = self.rows[who] + float64(decoded)
+            add_rows(self.rows, who, for_sums(decoded))
         elif self.belief == "residual":
-            self.rows[who] = self.rows[who] - decoded
+            add_rows(self.rows, who, decoded, sign=-1)
         put(self.encoder, who, encoder or {})
         put(self.decoder, who, decoder or {})
 
@@ -199,14 +206,14 @@ class Speaker:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: live arrays."""
         pending = None if self.pending is None else list(self.pending)
-        state = {"encoder": self.encoder, "decoder": self.decoder, "last": self.last, "pending": pending}
-        return state if self.rows is None else {**state, "rows": self.rows}
+        rows = {} if self.rows is None else {"rows": self.rows}
+        return {"encoder": self.encoder, "decoder": self.decoder, "last": self.last, "pending": pending, **rows}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
         state = copies(state, self.like)
-        self.rows, self.last = state.get("rows"), int(state["last"])
-        self.encoder, self.decoder = state["encoder"], state["decoder"]
+        self.rows = None if self.rows is None else cast(state["rows"], self.rows)
+        self.encoder, self.decoder, self.last = state["encoder"], state["decoder"], int(state["last"])
         self.pending = None if state["pending"] is None else Pending(*state["pending"])
 
 
@@ -228,10 +235,10 @@ class Listener:
     ) -> None:
         """Listen to some workers.
 
-        `whole`: news are the sum of all that is believed, a function of what is held alone, not what changed it.
-        `forgetful`: a worker may begin again, or be dropped, so each has a row of its own. `robust` bounds what each
-        adds to the sum, given `weights`, n_m / N, of all M workers; what is not used once it bounds in every round:
-        then each has a row, and news are the whole sum. `seed` is that of the noise, which some codecs decode with.
+        `whole`: news are the sum of all that is believed, and not what changed it. `forgetful`: a worker may begin
+        again, or be dropped, so each has a row of its own. `robust` bounds what each adds to the sum, given `weights`,
+        n_m / N, of all M workers; what is not used once it bounds in every round: then each has a row, and news are the
+        whole sum. `seed` is that of the noise, which some codecs decode with.
         """
         self.belief, self.codec, self.robust, self.seed = belief, codec, robust, seed
         self.weights: FloatArray = np.ones(workers) if weights is None else weights
@@ -246,13 +253,18 @@ class Listener:
         if belief == "replace":
             self.rows = zeros(shape, theta)
         elif belief == "difference" and (whole or forgetful):
-            self.rows = float64(zeros(shape, theta))
+            self.rows = for_sums(zeros(shape, theta))
         self.decoder = codec.init_decoder(workers, theta)
 
     @property
     def sums_rows(self) -> bool:
         """Whether news are the sum of the rows: then nobody needs to know what changed them."""
         return self.whole and self.rows is not None
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether what a single worker says is news as it is."""
+        return self.rows is None and not (self.robust or self.forgetful) and self.like.shape[-1] > LONG
 
     def pieces(self, uploads: int) -> list[slice]:
         """Cut the uploads of a round into pieces to be heard one after the other; a bound needs all at once."""
@@ -266,9 +278,9 @@ class Listener:
             changed = change(decoded, self.rows[who]).sum(0)
             self.rows[who] = decoded
             return changed
-        wide = float64(decoded)
+        wide = for_sums(decoded)
         if self.rows is not None:
-            self.rows[who] = self.rows[who] + wide
+            add_rows(self.rows, who, wide)
         return wide.sum(0)
 
     def hear_long(self, changed: Array | None, decoded: Array, who: IntArray) -> None:
@@ -292,10 +304,9 @@ class Listener:
                         total += change(new, old)
                     old[:] = new
                     continue
-                wide = float64(new)
+                wide = float64(new) if total.itemsize == 8 else new
                 if self.rows is not None:
-                    old = self.rows[m, block]
-                    old += wide
+                    add_rows(self.rows[m], block, wide)
                 total[:] = wide if blank else total + wide
 
     def read(self, message: bytes, m: int, *, k: int | None = None, in_full: bool = False) -> Array:
@@ -314,7 +325,7 @@ class Listener:
         """
         if forget:
             self._forget(forget)
-        if not messages and not forget and (self.rows is not None or not self.whole):
+        if not (messages or forget or (self.whole and self.rows is None)):
             return None
         changed = None if self.sums_rows else self.nothing()
         rounds = None if k is None else np.broadcast_to(k, len(messages))
@@ -337,8 +348,8 @@ class Listener:
         """Return the rows of messages; a codec that remembers has then heard them."""
         if not isinstance(self.codec, StatefulCodec):
             return self.codec.decode(messages, self.like)
-        decoded, decoder = self.codec.decode_with(messages, self.like, self._noise(k, who), pick(self.decoder, who))
-        put(self.decoder, who, decoder)
+        decoded, state = self.codec.decode_with(messages, self.like, self._noise(k, who), pick(self.decoder, who))
+        put(self.decoder, who, state)
         return decoded
 
     def _forget(self, who: Sequence[int]) -> None:
@@ -352,11 +363,12 @@ class Listener:
     def nothing(self) -> Array:
         """Return room for a change, in double precision, good until the next call unless it becomes the aggregate."""
         if self.whole:
-            return float64(zeros(self.like.shape, self.like))
-        if self._changed is None:  # a new vector in every round would cost more than the sum, and so would zeros
-            self._changed = float64(zeros(self.like.shape, self.like))
+            return for_sums(zeros(self.like.shape, self.like))
         self._blank = True
-        return self._changed
+        # A new vector in every round would cost more than the sum, and so would zeros; a large model's is not kept.
+        changed = for_sums(zeros(self.like.shape, self.like)) if self._changed is None else self._changed
+        self._changed = changed if self.like.shape[-1] <= LONG else None
+        return changed
 
     def news(self, changed: Array | None) -> News | None:
         """Return what the aggregate becomes, after what has changed; None: nothing has."""
@@ -364,8 +376,8 @@ class Listener:
             changed[:], self._blank = 0, False
         if self.sums_rows:
             return News(self.total(), whole=True)
-        if self.whole:  # what is used once is nothing in a round without uploads
-            changed = self.nothing() if changed is None else changed
+        if self.whole:
+            changed = self.nothing() if changed is None else changed  # what is used once is nothing without uploads
             return News(cast(changed, self.like) if self.forgetful else changed, whole=True)
         return None if changed is None else News(changed)
 
@@ -373,28 +385,16 @@ class Listener:
         """Return the sum of all that is believed, in the run's dtype: the same bits on whichever machine."""
         if len(self.rows) == 1 and self.belief == "replace" and not self.forgetful:
             return self.rows[0]  # not a copy: it is about to be sent
-        if self.robust is not None:
-            return cast(bounded_sum(self.robust, self.rows, self.weights), self.like)
-        return cast(float64(self.rows).sum(0), self.like)
+        summed = bounded_sum(self.robust, self.rows, self.weights) if self.robust else float64(self.rows).sum(0)
+        return cast(summed, self.like)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: live arrays."""
-        return {"decoder": self.decoder} if self.rows is None else {"decoder": self.decoder, "rows": self.rows}
+        return {"decoder": self.decoder, **({} if self.rows is None else {"rows": self.rows})}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
         state = copies(state, self.like)
         self.decoder = state["decoder"]
         if self.rows is not None:
-            self.rows = state["rows"]
-
-
-def pick(state: State, who: IntArray | slice) -> State:
-    """Return some workers' rows of a stage's state."""
-    return {name: value[who] for name, value in state.items()}
-
-
-def put(state: State, who: IntArray | slice, changed: State) -> None:
-    """Set some workers' rows of a stage's state."""
-    for name, value in changed.items():
-        state[name][who] = value
+            self.rows = cast(state["rows"], self.rows)

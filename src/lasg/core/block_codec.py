@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lasg.core.arrays import Array, IntArray, Mask, cast, copy, zeros
-from lasg.core.belief import pick, put
+from lasg.core.arrays import Array, IntArray, Mask, cast, copy, pick, put, zeros
 from lasg.core.bit_packing import encode_varint, take_varint
 from lasg.core.blocks import Blocks, join, part
 from lasg.core.codecs import Codec, Noise, Shapes, State, StatefulCodec

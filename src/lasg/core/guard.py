@@ -22,7 +22,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from lasg.errors import LasgError
+
+if TYPE_CHECKING:
+    from lasg.core.server import Laziness
+    from lasg.core.stages import Stages
 
 WINDOW = 20
 """Rounds over which everything is averaged."""
@@ -120,3 +126,26 @@ class Guard:
         self.lowest = (float(state["lowest"][0]), float(state["lowest"][1]))
         self.fresh_only, self.since_silence = int(state["fresh_only"]), int(state["since_silence"])
         self.given_up = str(state["given_up"])
+
+
+def is_guarded(stages: Stages, laziness: Laziness) -> bool:
+    """Tell whether a guard watches: what is said once is never stale, so there it has nothing to guard."""
+    return laziness.guard and stages.rule.left is not None and stages.belief != "residual"
+
+
+def check_staleness(stages: Stages, laziness: Laziness) -> None:
+    """Refuse an infinite D where nothing else bounds how stale a contribution gets."""
+    rule = stages.rule
+    if math.isfinite(laziness.D) or rule.left is None or not rule.forces:
+        return
+    if rule.where == "all":
+        if laziness.variance_bound is None or math.isfinite(laziness.variance_bound):
+            return
+        raise LasgError("D = inf and variance_bound = inf let nobody upload, ever: take a finite one of them")
+    if rule.periodic:
+        raise LasgError(f"rule {rule.name} takes its snapshot every D rounds: D = inf is for wk2, clag and the like")
+    if not is_guarded(stages, laziness):
+        guard = "take vr" if stages.belief == "residual" else "set rho or guard = true, take lasg-vr"
+        raise LasgError(
+            f"D = inf lets a worker be silent for ever, and nothing watches that here: {guard}, or a finite D"
+        )

@@ -11,18 +11,20 @@ from lasg.errors import LasgError
 
 
 def pack_bits(values: npt.NDArray[np.integer[Any]], bits: int) -> bytes:
-    """Pack the low `bits`, 32 at most, of every number, most significant bit first, padded to whole bytes."""
-    spread = np.unpackbits(np.ascontiguousarray(values, ">u4").view(np.uint8).reshape(-1, 4), axis=-1)
-    return np.packbits(spread[:, 32 - bits :]).tobytes()
+    """Pack the low `bits`, 64 at most, of every number, most significant bit first, padded to whole bytes."""
+    size = 4 if bits <= 32 else 8
+    spread = np.unpackbits(np.ascontiguousarray(values, f">u{size}").view(np.uint8).reshape(-1, size), axis=-1)
+    return np.packbits(spread[:, 8 * size - bits :]).tobytes()
 
 
 def unpack_bits(data: bytes, bits: int, count: int) -> npt.NDArray[np.int64]:
     """Undo `pack_bits` for so many numbers."""
     if len(data) != -(-bits * count // 8):
         raise LasgError(f"{count} numbers of {bits} bits were expected, {len(data)} bytes came: refused")
-    spread = np.zeros((count, 32), np.uint8)
-    spread[:, 32 - bits :] = np.unpackbits(np.frombuffer(data, np.uint8), count=bits * count).reshape(count, bits)
-    return np.packbits(spread, axis=-1).view(">u4")[:, 0].astype(np.int64)
+    size = 4 if bits <= 32 else 8
+    spread = np.zeros((count, 8 * size), np.uint8)
+    spread[:, -bits:] = np.unpackbits(np.frombuffer(data, np.uint8), count=bits * count).reshape(count, bits)
+    return np.packbits(spread, axis=-1).view(f">u{size}")[:, 0].astype(np.int64)
 
 
 ONE = 127 << 23

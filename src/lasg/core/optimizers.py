@@ -42,7 +42,10 @@ class Optimizer(Protocol):
         ...
 
     def step(self, k: int, aggregate: Array) -> Array:
-        """Move theta along the aggregate and return the new theta (a new array)."""
+        """Move theta along the aggregate and return the new theta.
+
+        It is a new array, unless the optimizer has a `copy_before(aggregate)`, which returns theta as it is now.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
@@ -200,12 +203,16 @@ class TorchOptimizer:
         theta: Array,
         make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
         make_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
+        """Take a model; with `in_place` it is a tensor that steps write into: nobody keeps one that was handed out."""
         import torch
 
         self._numpy = isinstance(theta, np.ndarray)
         self.theta = theta
-        self.parameter = torch.nn.Parameter(torch.as_tensor(copy(theta)))
+        self.parameter = torch.nn.Parameter(theta if in_place else torch.as_tensor(copy(theta)))
+        self.copy_before: Callable[[Array], Array] | None = (lambda _: copy(self.theta)) if in_place else None
         self.optimizer = make([self.parameter])
         self.scheduler = make_scheduler(self.optimizer) if make_scheduler else None
         self.plain = is_plain(self.optimizer)
@@ -224,13 +231,15 @@ class TorchOptimizer:
         # A copy: some optimizers write into the gradient, and the aggregate is the server's for ever.
         self.parameter.grad = copy(cast(aggregate, self.parameter.detach()))
         self.optimizer.step()
+        self.parameter.grad = None
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
             except ValueError as error:  # such as OneCycleLR beyond its total_steps
                 raise LasgError(f"the schedule cannot go on after round {k}: {error}") from None
         # The server keeps old models, so a step must not write into one that was handed out.
-        self.theta = copy(host(self.parameter) if self._numpy else self.parameter)
+        if self.copy_before is None:
+            self.theta = copy(host(self.parameter) if self._numpy else self.parameter)
         return self.theta
 
     def state(self) -> dict[str, Any]:
@@ -244,9 +253,10 @@ class TorchOptimizer:
         """Take a checkpoint's state."""
         import torch
 
-        self.theta = state["theta"]
+        if self.copy_before is None:
+            self.theta = state["theta"]
         with torch.no_grad():
-            self.parameter.copy_(torch.as_tensor(self.theta))
+            self.parameter.copy_(torch.as_tensor(state["theta"]))
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

@@ -15,10 +15,12 @@ import numpy as np
 
 from lasg.core.arrays import (
     AT_ONCE,
+    LONG,
     Array,
     FloatArray,
     IntArray,
     Mask,
+    all_finite,
     finite_rows,
     host,
     pieces,
@@ -94,6 +96,17 @@ def reports_of(rule: Rule, now: Record, places: Any, broken: Mask | None, worker
     if broken is not None:
         said[broken] = np.nan
     return said.astype(np.float64)
+
+
+def all_sound(rule: Rule, now: Record, *numbers: FloatArray | None, probed: bool) -> bool:
+    """Tell whether all gradients are finite, given a rule's numbers: they show a probe that is not.
+
+    A probe that an estimator takes, `probed`, is looked at; nothing else, where the left side shows all.
+    """
+    if rule.left in (lag, wk2) and numbers[0] is not None and not probed:
+        return all_finite(numbers[0])
+    looked_at = [now.grad, now.probe] if probed and now.probe is not now.grad else [now.grad]
+    return all(all_finite(found) for found in (*looked_at, *numbers) if found is not None)
 
 
 def is_sound(now: Record) -> Mask:
@@ -298,7 +311,8 @@ class Iterates:
 
     def moved(self, theta: Array, workers: IntArray | None = None) -> Array:
         """Return ||theta - stored||^2 for each worker, at the cost of one distance per distinct model."""
-        distances = host(sq(self.points - theta))
+        far = self.points.shape[-1] > LONG  # then without a difference as large as all points
+        distances = host(sq_distance(self.points, theta) if far else sq(self.points - theta))
         return distances[self.slot if workers is None else self.slot[workers]]
 
     def state(self) -> dict[str, Array]:

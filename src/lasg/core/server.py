@@ -9,16 +9,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lasg.core.agreement import Agreement
-from lasg.core.arrays import Array, FloatArray, Mask, add_to, copies, float64, namespace, sq, zeros
+from lasg.core.arrays import (
+    LONG,
+    Array,
+    FloatArray,
+    Mask,
+    add_to,
+    cast,
+    copies,
+    for_sums,
+    namespace,
+    sq,
+    sq_distance,
+    sq_sum,
+    zeros,
+)
 from lasg.core.block_ages import BlockAges
 from lasg.core.block_codec import BlockCodec
-from lasg.core.guard import WINDOW, Guard
+from lasg.core.guard import WINDOW, Guard, is_guarded
+from lasg.core.guard import check_staleness as check_staleness  # noqa: PLC0414 (specs take it from here)
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.rules import Iterates, Record, points_of
 from lasg.errors import Diverged, LasgError
@@ -112,29 +128,6 @@ def laziness_of(
     return Laziness(workers=workers, rho=RHO if rho is None else rho, guard=guard in (None, True), **options)
 
 
-def is_guarded(stages: Stages, laziness: Laziness) -> bool:
-    """Tell whether a guard watches: what is said once is never stale, so there it has nothing to guard."""
-    return laziness.guard and stages.rule.left is not None and stages.belief != "residual"
-
-
-def check_staleness(stages: Stages, laziness: Laziness) -> None:
-    """Refuse an infinite D where nothing else bounds how stale a contribution gets."""
-    rule = stages.rule
-    if math.isfinite(laziness.D) or rule.left is None or not rule.forces:
-        return
-    if rule.where == "all":
-        if laziness.variance_bound is None or math.isfinite(laziness.variance_bound):
-            return
-        raise LasgError("D = inf and variance_bound = inf let nobody upload, ever: take a finite one of them")
-    if rule.periodic:
-        raise LasgError(f"rule {rule.name} takes its snapshot every D rounds: D = inf is for wk2, clag and the like")
-    if not is_guarded(stages, laziness):
-        guard = "take vr" if stages.belief == "residual" else "set rho or guard = true, take lasg-vr"
-        raise LasgError(
-            f"D = inf lets a worker be silent for ever, and nothing watches that here: {guard}, or a finite D"
-        )
-
-
 class Server:
     """The model, the aggregate, and what the rules need to know of the past."""
 
@@ -161,7 +154,7 @@ class Server:
         self._longest = laziness.D if math.isfinite(laziness.D) else FAR
         self.weights = weights
         self.k = 0
-        self.aggregate = float64(zeros(theta.shape, theta))
+        self.aggregate = for_sums(zeros(theta.shape, theta))
         self.history: deque[Any] = deque(maxlen=int(min(laziness.window, laziness.D)))
         """Of the last rounds a number each; or a number per block, where blocks are decided by themselves."""
         self.tau = np.ones(M, np.int64)
@@ -170,6 +163,8 @@ class Server:
         self._everybody = np.ones(M, np.bool_)
         self._nobody = np.zeros(M, np.bool_)
         self._scratch: Array = None
+        # Of an optimizer that steps in place: what gives a copy of the model before a step.
+        self._copy_before: Callable[[Array], Array] | None = getattr(optimizer, "copy_before", None)
         self.iterates = Iterates(M, theta) if rule.where == "server" else None
         if rule.where == "server" and rule.estimate is None:
             if smoothness is None:
@@ -294,14 +289,12 @@ class Server:
                 self.iterates.keep(before, uploaded)
         if uploads.estimates is not None:
             self._note_smoothness(uploaded, uploads.estimates)
-        theta = self.optimizer.step(self.k, self.aggregate)
-        vector = self._difference(theta, before) if self._in_moves else self.aggregate
-        size: Any = float(sq(vector)) if self.blocks is None else self.blocks.blocks.squares(vector)
+        size = self._step(changed=news is not None)
         if not (size < float("inf") if self.blocks is None else np.isfinite(size).all()):
             raise Diverged(f"the model is no longer finite after round {self.k}: take a smaller eta")
         self.history.append(size)
         self.k += 1
-        return theta
+        return self.theta
 
     def _note_smoothness(self, uploaded: Mask, estimates: FloatArray) -> None:
         """Keep the largest estimate of L_m: of all, or of each worker's most recent ones."""
@@ -312,19 +305,35 @@ class Server:
         self.recent[uploaded, 0] = estimates
         self.smoothness = self.recent.max(-1)
 
-    def _difference(self, theta: Array, before: Array) -> Array:
-        """Return theta - before, good until the next call: a new vector every round would cost more than the rest."""
+    def _step(self, *, changed: bool) -> Any:
+        """Move the model; return what the history keeps of the round. `changed`: whether the aggregate has."""
+        if not self._in_moves:
+            size = self._size_of(self.aggregate) if changed or not self.history else self.history[-1]
+            self.optimizer.step(self.k, self.aggregate)
+            return size
+        before = self._copy_before(self.aggregate) if self._copy_before else self.theta
+        return self._size(self.optimizer.step(self.k, self.aggregate), before)
+
+    def _size(self, theta: Array, before: Array) -> Any:
+        """Return ||theta - before||^2, or one per block."""
+        if self.blocks is None and theta.shape[-1] > LONG:
+            return float(sq_distance(theta, before))
         if isinstance(theta, np.ndarray):
-            return theta - before
-        room = getattr(self.optimizer, "free", self._scratch)  # an optimizer may have memory that nobody needs now
+            return self._size_of(theta - before)
+        # A new vector every round would cost more than the rest: a copy of the model may become the difference.
+        room = before if self._copy_before else self._scratch
         if room is None:
             room = self._scratch = zeros(theta.shape, theta)
-        return namespace(theta).sub(theta, before, out=room)
+        return self._size_of(namespace(theta).sub(theta, before, out=room))
+
+    def _size_of(self, vector: Array) -> Any:
+        """Return a vector's squared norm, or one per block."""
+        return float(sq(vector)) if self.blocks is None else self.blocks.blocks.squares(vector)
 
     def _watch(self, uploaded: Mask, news: News | None, loss: float | None) -> None:
         """Show the guard what the round brought, before the aggregate changes."""
         assert self.guard is not None
-        innovation = None if news is None else news.vector - self.aggregate if news.whole else float64(news.vector)
+        innovation = None if news is None else news.vector - self.aggregate if news.whole else for_sums(news.vector)
         squares = np.ones(len(uploaded)) if self.weights is None else np.asarray(self.weights, np.float64) ** 2
         share = 1.0 if uploaded.all() else float(squares[uploaded].sum() / squares.sum())
         if self.blocks is not None:
@@ -334,7 +343,7 @@ class Server:
         change = size = 0.0
         if innovation is not None:
             change = float(sq(innovation))
-            size = 0.5 * float(sq(self.aggregate) + sq(self.aggregate + innovation))
+            size = 0.5 * float(sq(self.aggregate) + sq_sum(self.aggregate, innovation))
         self.guard.close(self.k, share, change, size, loss)
 
     @property
@@ -364,7 +373,7 @@ class Server:
         """Take a checkpoint's state."""
         state = copies(state, self.theta)
         self.k = int(state["k"])
-        self.aggregate = state["aggregate"]
+        self.aggregate = cast(state["aggregate"], self.aggregate)
         same = bool(state.get("in_moves", self.optimizer.plain)) == self._in_moves
         self.history = deque(state["history"] if same else (), maxlen=self.history.maxlen)
         self.tau, self.smoothness, self.recent = state["tau"], state["smoothness"], state.get("recent")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import Array, FloatArray, IntArray, Mask, bits_per_entry, copies, count_set
+from lasg.core.arrays import LONG, Array, FloatArray, IntArray, Mask, bits_per_entry, copies, count_set, stand_in
 from lasg.core.clipping import Clipped
 from lasg.core.codecs import Shapes
 from lasg.core.ledger import Ledger
@@ -98,7 +98,7 @@ class Training:
         self._size = int(optimizer.theta.shape[-1])
         if stages.averages:
             optimizer = with_averages(optimizer, stages.averages)
-        theta = optimizer.theta
+        theta = stand_in(optimizer.theta)  # the first model is not kept for its length
         self.problem = problem.fresh() if isinstance(problem, Problem) else problem
         stages = stages.for_shapes(shapes or getattr(problem, "shapes", None))
         self.stages, self.transport, self.ledger, self.patience = stages, transport or Local(), Ledger(), patience
@@ -133,12 +133,13 @@ class Training:
         return Workers(
             oracle if clip is None else Clipped(oracle, clip),
             stages,
-            theta=self.server.theta,
+            theta=stand_in(self.server.theta),
             ids=self.ids,
             seed=seed,
             D=laziness.D,
             workers=laziness.workers,
             listener=self.listener if self._here else None,
+            gives_rows=getattr(self.problem, "gives_rows", False) and self._size > LONG,
         )
 
     @property

@@ -16,25 +16,27 @@ from lasg import counter
 from lasg.core.algorithms import Stages
 from lasg.core.arrays import (
     AT_ONCE,
+    LONG,
     Array,
     FloatArray,
     IntArray,
     Mask,
-    all_finite,
     copies,
     copy,
     count_set,
+    pick,
     pieces,
     places_of,
+    put,
     view_of,
     zeros,
 )
-from lasg.core.belief import Listener, Speaker, pick, put
+from lasg.core.belief import Listener, Speaker
 from lasg.core.blocks import BlockDecisions
 from lasg.core.codecs import State
 from lasg.core.estimators import Estimator
 from lasg.core.messages import News, Request, Uploads
-from lasg.core.rules import Iterates, Record, is_sound, left_sides, reports_of, rows_of
+from lasg.core.rules import Iterates, Record, all_sound, is_sound, left_sides, reports_of, rows_of
 from lasg.core.work import Oracle
 from lasg.errors import LasgError
 
@@ -54,11 +56,13 @@ class Workers:
         workers: int | None = None,
         listener: Listener | None = None,
         confirmed_later: bool = False,
+        gives_rows: bool = False,
     ) -> None:
         """Take the workers `ids` of all M, `workers` in number; None: they are all.
 
         What they say is heard by the listener in this process and answered as news; without one it is packed into
         messages. `confirmed_later`: the one worker here learns with the next request whether its upload counts.
+        `gives_rows`: nobody else needs the gradients that the oracle returns.
         """
         self.oracle, self.stages, self.rule, self.work = oracle, stages, stages.rule, stages.work
         self.ids, self.seed, self.D, self.listener, self.count = ids, seed, D, listener, workers or len(ids)
@@ -84,10 +88,15 @@ class Workers:
         self._probes, self._each_round = stages.probe is not None, stages.probe == "previous"
         self._estimator_probes = stages.own_probe is not None
         self._begun = not self._each_round or len(ids) == 0
-        self.snapshot = theta
+        self.like = theta
+        self.snapshot: Array = copy(theta) if stages.probe == "snapshot" else None
+        # What was said of a long vector, as it is, is what the worker had to say, but for its last digit.
+        said = stages.belief == "difference" and stages.codec.exact and stages.estimator is None
+        self._shares_memory = said and set(self.memory) == {"grad"} and theta.shape[-1] > LONG
+        self.memory |= {"grad": self.speaker.rows} if self._shares_memory else {}
+        self._may_write = gives_rows and stages.estimator is None and (not self.memory or self._shares_memory)
         self._remembers = bool(self.memory) or (self.iterates is not None and not self._each_round)
-        if self._each_round:
-            assert self.iterates is not None
+        if self._each_round and self.iterates is not None:
             self.iterates.slot[:] = -1  # nobody has computed
         self._nobody = np.zeros(len(ids), np.bool_)
         self._all = np.arange(len(ids))
@@ -114,9 +123,8 @@ class Workers:
     def answer(self, request: Request) -> Uploads:
         """Compute what was asked, decide who uploads (worker rules), and say it."""
         if self._periodic and request.k % self.D == 0:
-            self.snapshot = request.theta  # whoever computes in this round: all processes have the same
-        count = count_set(request.computes)
-        if count == 0:
+            self.snapshot = copy(request.theta)  # whoever computes in this round: all processes have the same
+        if not (count := count_set(request.computes)):
             return Uploads(self._nobody, news=self._no_news())
         rows = None if count == len(self.ids) else np.flatnonzero(request.computes)
         now, evaluations, worked = self._compute(request, rows, count)
@@ -138,8 +146,7 @@ class Workers:
         if worked or self._each_round:
             self._keep_round(now, worked, rows, broken)
         reports = self._report(now._replace(work=worked), rows, uploaded, broken) if self.rule.report else None
-        uploads = count_set(uploaded)
-        if uploads == 0:
+        if not (uploads := count_set(uploaded)):
             return Uploads(uploaded, 0, 0, evaluations, self._no_news(), left=left, broken=broken, reports=reports)
         who = self._all if uploads == len(self.ids) else np.flatnonzero(uploaded)
         places = places_of(who, rows, uploads, count)
@@ -198,12 +205,8 @@ class Workers:
     def _find_broken(
         self, now: Record, rows: IntArray | None, left: FloatArray | None = None, estimates: FloatArray | None = None
     ) -> Mask | None:
-        """Tell whose gradients are NaN or infinite; None: nobody's.
-
-        A rule's numbers show a probe that is not finite; one that an estimator takes is looked at.
-        """
-        probed = self._estimator_probes and now.probe is not now.grad
-        if all_finite(now.grad) and _finite(left) and _finite(estimates) and not (probed and not all_finite(now.probe)):
+        """Tell whose gradients are NaN or infinite; None: nobody's."""
+        if all_sound(self.rule, now, left, estimates, probed=self._estimator_probes):
             return None
         broken = self._nobody.copy()
         broken[slice(None) if rows is None else rows] = ~is_sound(now)
@@ -288,8 +291,7 @@ class Workers:
         assert self.watch is not None
         who: Any = slice(None) if rows is None else rows
         state = self.watch.update(now, pick(self.watched, who))
-        # Who has no finite gradient remembers nothing of this round.
-        sound = np.flatnonzero(is_sound(now))
+        sound = np.flatnonzero(is_sound(now))  # the others remember nothing of this round
         put(self.watched, np.arange(len(self.ids))[who][sound], pick(state, sound))
         return state
 
@@ -319,13 +321,14 @@ class Workers:
             self._said(decoded, senders)
             changed = listener.hear(decoded, senders)
             return listener.news(changed), (), bits, masks[0] if masks else None
-        changed = None if listener is None or listener.sums_rows else listener.nothing()
+        alone = listener is not None and listener.keeps_nothing and len(who) == 1
+        changed = None if alone or listener is None or listener.sums_rows else listener.nothing()
         standing = np.arange(len(contributions))[places]
         messages: list[bytes] = []
         bits = 0
         for some in pieces(len(who), p) if listener is None else listener.pieces(len(who)):
             mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
-            said = speaker.to_say(contributions[view_of(standing[some])], mine)
+            said = speaker.to_say(contributions[view_of(standing[some])], mine, in_place=self._may_write)
             if self.by_block is not None:
                 masks.append(self.by_block.clear(said, saying, mine))
             if listener is None:
@@ -336,10 +339,12 @@ class Workers:
                 continue
             decoded, size = speaker.say(said, mine, noise)
             self._said(decoded, mine)
-            listener.hear_long(changed, decoded, who[some])
             bits += size
+            if not alone:
+                listener.hear_long(changed, decoded, who[some])
         if listener is not None:
-            return listener.news(changed), (), bits, np.concatenate(masks) if masks else None
+            news = News(decoded[0], listener.whole) if alone else listener.news(changed)
+            return news, (), bits, np.concatenate(masks) if masks else None
         if not all(messages):
             raise LasgError("the codec made an empty message, which cannot be told from silence")
         return None, tuple(messages), 8 * sum(map(len, messages)), None
@@ -358,7 +363,7 @@ class Workers:
         """Keep of the uploaders, or of the blocks that they say, what the rule compares with later."""
         if self.by_block is not None and saying is not None:
             self.by_block.remember(self.memory, now, who, np.arange(len(now.grad))[places], saying)
-        elif self.memory:
+        elif self.memory and not self._shares_memory:
             rows = np.arange(len(now.grad))[places]
             for name, kept in self.memory.items():
                 for some in pieces(len(who), kept.shape[-1]):
@@ -372,10 +377,10 @@ class Workers:
         """Return what a checkpoint must hold: live arrays, to be copied or written before the next round."""
         return {
             "rule": {
-                "memory": dict(self.memory),
+                "memory": {} if self._shares_memory else dict(self.memory),
                 "snapshot": self.snapshot,
-                "iterates": None if self.iterates is None else self.iterates.state(),
                 "watched": self.watched,
+                "iterates": None if self.iterates is None else self.iterates.state(),
             },
             "estimator": self.estimates,
             "work": self.worked,
@@ -384,15 +389,12 @@ class Workers:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        rule = copies(state["rule"], self.snapshot)
+        rule = copies(state["rule"], self.like)
         self.memory, self.snapshot, self.watched = dict(rule["memory"]), rule["snapshot"], rule["watched"]
         if self.iterates is not None:
             self.iterates.restore(rule["iterates"])
-        self.estimates = copies(state["estimator"], self.snapshot)
-        self.worked = copies(state.get("work", {}), self.snapshot)  # older checkpoints have no work with a memory
+        self.estimates = copies(state["estimator"], self.like)
+        self.worked = copies(state.get("work", {}), self.like)  # older checkpoints have no work with a memory
         self._begun = not self._each_round  # looked at again in the next round
         self.speaker.restore(state["speaker"])
-
-
-def _finite(numbers: FloatArray | None) -> bool:
-    return numbers is None or all_finite(numbers)
+        self.memory |= {"grad": self.speaker.rows} if self._shares_memory else {}

@@ -29,6 +29,7 @@ from lasg.core.server import Laziness
 from lasg.core.training import MORE, PATIENCE, Round, Training
 from lasg.errors import LasgError, LostRank
 from lasg.loops.lazy_setup import check, choose_stages, named_parameters, outer_optimizer
+from lasg.loops.memory import check_memory, vectors_kept
 from lasg.loops.sharing import (
     Listener,
     agree_on_model,
@@ -57,7 +58,8 @@ class _Moves:
     def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:  # noqa: ARG002
         """Return this rank's share of the mean move, `(1, p)`: what an outer optimizer takes for a gradient."""
         assert self.move is not None
-        return [self.move[None] * float(self.weights[0 if rows is None else int(rows[0])])]
+        move, self.move = self.move, None
+        return [move[None].mul_(float(self.weights[0 if rows is None else int(rows[0])]))]
 
 
 class LazyLoop:
@@ -87,11 +89,14 @@ class LazyLoop:
         theta = self._take_over(links, stages, outer, [exchange, relay, check_every, patience, seed])
         if links.ranks == 1:  # nothing travels: rounding would save nothing
             stages = dataclasses.replace(stages, codec=Dense())
+        stepping = outer_optimizer(theta, outer, in_place=True)
+        kept = sum(map(vectors_kept, optimizers), vectors_kept(getattr(stepping, "optimizer", None)))
+        check_memory(links, stages, theta, exchange, optimizer=kept, move=True)
         self._moves = _Moves(self.flat, shares)
         self._ranks = Ranks(links, exchange=exchange, hub_rank=relay, check_every=check_every)
         options: Any = {"patience": patience, "seed": seed}
         laziness = Laziness(workers=links.ranks)
-        self._training = Training(self._moves, outer_optimizer(theta, outer), stages, laziness, self._ranks, **options)
+        self._training = Training(self._moves, stepping, stages, laziness, self._ranks, **options)
         self._training.control = MORE
         warn_of_threads(links)
         self.last: Round | None = None
@@ -161,7 +166,7 @@ class LazyLoop:
     def _close_round(self) -> None:
         """Say how far this rank moved, and go on from what all ranks' moves come to."""
         now = self._gather()
-        move = self._start - now
+        move = torch.sub(self._start, now, out=now)
         if self._thread is None:
             self._moves.move = move
             self._take(self._exchange())
@@ -207,8 +212,7 @@ class LazyLoop:
 
     def _gather(self) -> Tensor:
         """Return the parameters as one flat vector, at least in float32."""
-        flat = self.flat.gather()
-        return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+        return self.flat.gather()
 
     @torch.no_grad()
     def _set(self, theta: Tensor) -> Tensor:

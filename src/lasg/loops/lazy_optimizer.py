@@ -7,7 +7,6 @@ for x, y in loader:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lasg.core.algorithms import Stages, choose_stages
+from lasg.core.algorithms import choose_stages
 from lasg.core.arrays import Array, FloatArray, IntArray, checksum
-from lasg.core.codecs import Dense
-from lasg.core.estimators import MomentumCorrection
 from lasg.core.ledger import Ledger
 from lasg.core.optimizers import UNFIT, is_plain, momentum_of
 from lasg.core.own_codec import CodecLike
@@ -28,6 +25,8 @@ from lasg.core.rules import Rule
 from lasg.core.server import DEFAULT_D, laziness_of
 from lasg.core.training import PATIENCE, Round, Training
 from lasg.errors import Faulty, LasgError, LostRank
+from lasg.loops.lazy_setup import fit_ranks, has_hooks, widen, with_momentum_of
+from lasg.loops.memory import check_memory, vectors_kept
 from lasg.loops.sharing import (
     Listener,
     agree_on_model,
@@ -36,10 +35,9 @@ from lasg.loops.sharing import (
     pool_buffers,
     share_of_ranks,
     warn_of_threads,
-    with_bound,
 )
 from lasg.loops.user_loss import ComputeLoss, UserLoss, kind_of
-from lasg.problems.flat import FlatView
+from lasg.problems.flat import FlatView, Workspace
 from lasg.transports.links import TIMEOUT, Links, describe_code
 from lasg.transports.ranks import CHECK_EVERY, Ranks
 
@@ -51,6 +49,10 @@ def _wrapped(name: str) -> Any:
 
 class LazyOptimizer(torch.optim.Optimizer):
     """Steps on the lazily aggregated gradient of all ranks. Every rank is a worker, and runs the same server."""
+
+    last: Round | None = None
+    """The last round: who uploaded, the two sides of the rule."""
+    _interrupted = False
 
     def __init__(
         self,
@@ -91,32 +93,35 @@ class LazyOptimizer(torch.optim.Optimizer):
         self.flat, self.optimizer = FlatView(_named(optimizer)), optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         links = Links(group, timeout)
-        stages = _fit_ranks(links.ranks, choose_stages(algorithm, rule, codec, one_gradient=True), robust)
-        stages = _with_momentum_of(optimizer, stages)
+        stages = fit_ranks(links.ranks, choose_stages(algorithm, rule, codec, one_gradient=True), robust)
+        stages = with_momentum_of(optimizer, stages)
         lazy: dict[str, Any] = {"rho": rho, "c": c, "guard": guard, "D": D, "window": window}
-        constants = {**lazy, "seed": seed, "patience": patience}
-        agreed = {**stages.describe(), "constants": constants, "exchange": [exchange, relay, check_every]}
-        shares, theta = self._take_over(links, weight, agreed)
-        self._loss = UserLoss(self.flat, shares)
+        agreed = {"constants": {**lazy, "seed": seed, "patience": patience}, "exchange": [exchange, relay, check_every]}
+        shares, theta = self._take_over(links, weight, {**stages.describe(), **agreed})
+        check_memory(links, stages, theta, exchange, optimizer=vectors_kept(optimizer))
+        workspace = Workspace(theta[:0], self.flat.p)
+        self._loss = UserLoss(self.flat, shares, workspace)
         self._settings = _describe_settings(optimizer)
         routing: dict[str, Any] = {"exchange": exchange, "hub_rank": relay, "check_every": check_every}
-        self._ranks = Ranks(links, **routing, requantise=True, overlap=True, settings=self._settings)
-        stepping = _WrappedOptimizer(optimizer, self.flat, theta, snapshots=stages.rule.periodic)
+        routing |= {"requantise": True, "overlap": True, "settings": self._settings, "workspace": workspace}
+        self._ranks = Ranks(links, **routing)
+        stepping = _WrappedOptimizer(optimizer, self.flat, theta, workspace)
         options: Any = {"clip": clip, "patience": patience, "minibatch_loss": self._loss.loss_now, "seed": seed}
-        laziness = laziness_of(links.ranks, **lazy)
-        self._training = Training(self._loss, stepping, stages, laziness, self._ranks, **options)
-        self._interrupted = False
+        self._training = Training(
+            self._loss, stepping, stages, laziness_of(links.ranks, **lazy), self._ranks, **options
+        )
         warn_of_threads(links)
-        self.last: Round | None = None
-        """The last round: who uploaded, the two sides of the rule."""
         self.listeners: list[Listener] = []
         """They are told of every round."""
 
     def _take_over(self, links: Links, weight: float | None, agreed: dict[str, Any]) -> tuple[FloatArray, Tensor]:
         """Take rank 0's parameters on every rank; return every rank's share, and theta, which they are views of."""
-        theta = self.flat.gather()
-        if theta.dtype not in {torch.float32, torch.float64}:
-            raise LasgError(f"parameters must be float32 or float64, got {theta.dtype}: use torch.autocast in the loss")
+        theta, dtype = self.flat.gather(), self.flat.parameters[0].dtype
+        if dtype not in {torch.float32, torch.float64, torch.bfloat16}:
+            raise LasgError(
+                f"parameters must be bfloat16, float32 or float64, got {dtype}, whose gradients need a GradScaler: "
+                "take lasg.lazy, or bfloat16"
+            )
         shares = share_of_ranks(weight, links)
         options = [{name: str(value) for name, value in g.items() if name != "params"} for g in self.param_groups]
         links.agree(
@@ -125,7 +130,7 @@ class LazyOptimizer(torch.optim.Optimizer):
                 **agreed,
                 "optimizer": [type(self.optimizer).__name__, options],
                 "parameters' shapes": [list(value.shape) for value in self.flat.parameters],
-                "parameters' dtype": str(theta.dtype),
+                "parameters' dtype": str(dtype),
             }
         )
         theta = links.copy_from(0, theta, "parameters")
@@ -226,17 +231,18 @@ class LazyOptimizer(torch.optim.Optimizer):
             return  # torch's constructor shows the groups that are the wrapped optimizer's already
         raise LasgError("parameters cannot be added to a lazy optimizer: make a new one around the wrapped optimizer")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, live: bool = False) -> dict[str, Any]:
         """Return all that this rank needs to go on: tensors, numbers and strings. Each rank has its own.
 
-        Call it on all ranks: they compare their models and their optimizers' settings before.
+        Call it on all ranks: they compare their models and their optimizers' settings before. Of a large model take it
+        `live`: its tensors are the optimizer's own and not copies, to be saved before the next step.
         """
         if self._interrupted:
             raise LasgError(
                 "a step broke off after this rank had computed: its state is that of no round, save no part"
             )
         self._agree()
-        return {**as_tensors(self._training.state()), "of": self._identity()}
+        return {**as_tensors(self._training.state(live=live)), "of": self._identity()}
 
     def _agree(self) -> None:
         """Refuse optimizers that are set otherwise; give all ranks one model."""
@@ -282,14 +288,17 @@ class LazyOptimizer(torch.optim.Optimizer):
 
 
 class _WrappedOptimizer:
-    """The user's optimizer, stepping the user's parameters, which are views of theta."""
+    """The user's optimizer, stepping in place: its parameters are views of theta.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor, *, snapshots: bool) -> None:
-        """Take theta, which the parameters are views of; with `snapshots` the rule keeps models that it was shown."""
-        self.optimizer, self.flat, self.theta, self.snapshots = optimizer, flat, theta, snapshots
+    Those of a module in bfloat16 are rounded from theta, and the optimizer gets parameters in float32 in their place.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor, workspace: Workspace) -> None:
+        """Take theta, and what the optimizer's gradient may be written into."""
+        self.optimizer, self.flat, self.theta, self._workspace = optimizer, flat, theta, workspace
         self.plain = is_plain(optimizer)
-        self._first, self.free = theta, torch.empty_like(theta)
-        self._gradient, self._copied = torch.empty_like(theta), (0, 0, 0)
+        self._before: Tensor | None = None
+        self._parameters = widen(optimizer, flat, theta) if flat.rounded else flat.parameters
 
     @property
     def momentum(self) -> float:
@@ -300,24 +309,24 @@ class _WrappedOptimizer:
         """Return the learning rate of the first group, as it is now."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def copy_before(self, aggregate: Array) -> Array:
+        """Return a copy of theta, good until the end of the round."""
+        self._before = self._workspace.free(aggregate).copy_(self.theta)
+        return self._before
+
     def step(self, k: int, aggregate: Array) -> Array:  # noqa: ARG002
         """Move the parameters along the aggregate."""
-        # The server compares with the model before the step, and then nobody needs it: the two models take turns, since
-        # new memory can cost more than the arithmetic. The first model is the workers', too.
-        before, self.theta = self.theta, self.free
-        self.theta.copy_(before)
-        self.free = torch.empty_like(before) if self.snapshots or before is self._first else before
-        self.flat.point_at(self.theta)
-        # A copy: optimizers and hooks may write into gradients, and the aggregate is the server's. While nobody has
-        # written into either, after a round without news, it is still good.
-        source = (aggregate.data_ptr(), aggregate._version)
-        if self._copied != (*source, self._gradient._version):
-            self._gradient.copy_(aggregate)
-            self._copied = (*source, self._gradient._version)
-        for parameter, view in zip(self.flat.parameters, self.flat.views(self._gradient), strict=True):
+        if not self.flat.rounded:
+            self.flat.point_at(self.theta)
+        before, self._before = self._before, None
+        gradient = aggregate
+        if aggregate.dtype != self.theta.dtype or not self.plain or has_hooks(self.optimizer):
+            # A copy: optimizers and hooks may write into gradients, and the aggregate is the server's.
+            gradient = self._workspace.free(aggregate, before).copy_(aggregate)
+        for parameter, view in zip(self._parameters, self.flat.views(gradient), strict=True):
             parameter.grad = view
         self.optimizer.step()
-        for parameter in self.flat.parameters:
+        for parameter in self._parameters:
             parameter.grad = None
         return self.theta
 
@@ -327,7 +336,7 @@ class _WrappedOptimizer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state."""
-        self.theta, self._copied = state["theta"], (0, 0, 0)
+        self.theta.copy_(state["theta"])
         self.flat.point_at(self.theta)
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -353,27 +362,6 @@ def _describe_settings(optimizer: torch.optim.Optimizer) -> Callable[[], str]:
         return text
 
     return describe
-
-
-def _fit_ranks(ranks: int, stages: Stages, robust: str | None) -> Stages:
-    """Return the stages with another bound, where one is given; with a single rank nothing travels, nor is rounded."""
-    stages = with_bound(stages, robust)
-    return stages if ranks > 1 else dataclasses.replace(stages, codec=Dense())
-
-
-def _with_momentum_of(optimizer: torch.optim.Optimizer, stages: Stages) -> Stages:
-    """Let the ranks keep the optimizer's momentum, where the algorithm corrects it there: it must not act twice."""
-    if not isinstance(stages.estimator, MomentumCorrection):
-        return stages
-    if type(optimizer) is not torch.optim.SGD or any(group["dampening"] for group in optimizer.param_groups):
-        raise LasgError(
-            f"this algorithm keeps the momentum on the ranks, and {type(optimizer).__name__} has its own: wrap "
-            "torch.optim.SGD(..., momentum=0.9), or take always+qsgd8:512"
-        )
-    beta = momentum_of(optimizer)
-    for group in optimizer.param_groups:
-        group["momentum"], group["nesterov"] = 0.0, False
-    return dataclasses.replace(stages, estimator=dataclasses.replace(stages.estimator, beta=beta))
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

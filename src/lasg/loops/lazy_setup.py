@@ -1,4 +1,4 @@
-"""What a lazy loop is made from: its parameters, its stages and its outer optimizer; and what cannot work."""
+"""What lazy loops and optimizers are made from: parameters, stages, the outer optimizer; and what cannot work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lasg.core.algorithms import LOCAL_DEFAULT, Outer, Stages, algorithm
-from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, TorchOptimizer
+from lasg.core.codecs import Dense
+from lasg.core.estimators import MomentumCorrection
+from lasg.core.optimizers import ClosedFormSGD, Constant, Optimizer, TorchOptimizer, momentum_of
 from lasg.errors import LasgError
 from lasg.loops.sharing import with_bound
 from lasg.loops.user_loss import kind_of
+from lasg.problems.flat import FlatView
 
 
 def check(model: Any, optimizers: Sequence[Any], every: Any, delay: Any, buffers: Any) -> None:
@@ -79,8 +83,10 @@ def choose_stages(name: str, robust: str | None = None) -> tuple[Stages, Outer]:
     return dataclasses.replace(stages, belief="residual"), chosen.outer or Outer()
 
 
-def outer_optimizer(theta: Tensor, outer: Outer | tuple[type[torch.optim.Optimizer], Mapping[str, Any]]) -> Optimizer:
-    """Return what steps on the mean move."""
+def outer_optimizer(
+    theta: Tensor, outer: Outer | tuple[type[torch.optim.Optimizer], Mapping[str, Any]], *, in_place: bool = False
+) -> Optimizer:
+    """Return what steps on the mean move; with `in_place` it writes into theta."""
     options: Mapping[str, Any]
     if isinstance(outer, Outer):
         if outer.name == "SGD" and not any(outer.options.values()):
@@ -91,6 +97,44 @@ def outer_optimizer(theta: Tensor, outer: Outer | tuple[type[torch.optim.Optimiz
     made: Any = kind
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     try:
-        return TorchOptimizer(theta, lambda parameters: made(parameters, **plain))
+        return TorchOptimizer(theta, lambda parameters: made(parameters, **plain), in_place=in_place)
     except (TypeError, ValueError) as error:
         raise LasgError(f"the outer optimizer {kind.__name__} refused its options: {error}") from None
+
+
+def fit_ranks(ranks: int, stages: Stages, robust: str | None) -> Stages:
+    """Return the stages with another bound, where one is given; with a single rank nothing travels, nor is rounded."""
+    stages = with_bound(stages, robust)
+    return stages if ranks > 1 else dataclasses.replace(stages, codec=Dense())
+
+
+def with_momentum_of(optimizer: torch.optim.Optimizer, stages: Stages) -> Stages:
+    """Let the ranks keep the optimizer's momentum, where the algorithm corrects it there: it must not act twice."""
+    if not isinstance(stages.estimator, MomentumCorrection):
+        return stages
+    if type(optimizer) is not torch.optim.SGD or any(group["dampening"] for group in optimizer.param_groups):
+        raise LasgError(
+            f"this algorithm keeps the momentum on the ranks, and {type(optimizer).__name__} has its own: wrap "
+            "torch.optim.SGD(..., momentum=0.9), or take always+qsgd8:512"
+        )
+    beta = momentum_of(optimizer)
+    for group in optimizer.param_groups:
+        group["momentum"], group["nesterov"] = 0.0, False
+    return dataclasses.replace(stages, estimator=dataclasses.replace(stages.estimator, beta=beta))
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether anybody else sees the gradients of a step."""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+
+
+def widen(optimizer: torch.optim.Optimizer, flat: FlatView, theta: Tensor) -> list[nn.Parameter]:
+    """Give the optimizer views of theta, in float32, in place of a module's parameters in half the bits."""
+    if optimizer.state:
+        raise LasgError("the optimizer of a bfloat16 model has stepped before: wrap it first, then load its state dict")
+    wide = [nn.Parameter(view) for view in flat.views(theta)]
+    by_id = {id(narrow): parameter for narrow, parameter in zip(flat.parameters, wide, strict=True)}
+    for group in optimizer.param_groups:
+        group["params"] = [by_id.get(id(value), value) for value in group["params"]]
+    return wide

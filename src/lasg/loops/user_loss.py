@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lasg.core.arrays import Array, FloatArray, IntArray
 from lasg.errors import LasgError
-from lasg.problems.flat import FlatView
+from lasg.problems.flat import FlatView, Workspace
 
 ComputeLoss = Callable[[], Tensor]
 
@@ -21,13 +21,16 @@ ComputeLoss = Callable[[], Tensor]
 class UserLoss:
     """The user's loss: gradients on the minibatch of a step."""
 
-    def __init__(self, flat: FlatView, weights: FloatArray) -> None:
+    gives_rows = True
+    """Whether nobody else needs the gradients it returns: who gets them may write into them."""
+
+    def __init__(self, flat: FlatView, weights: FloatArray, workspace: Workspace | None = None) -> None:
+        self._workspace = workspace or Workspace(flat.empty(0), flat.p)
         self.flat, self.weights, self.shapes = flat, weights, flat.shapes
         self.workers = len(weights)
         self.compute: tuple[ComputeLoss, ...] = ()
         self.value: Tensor | None = None
         self._known_unused: set[int] = set()
-        self._rows: list[Tensor] = []
 
     def gradients(self, iteration: int, points: Sequence[Array], rows: IntArray | None) -> list[Array]:  # noqa: ARG002
         """Return this rank's contribution at each point, on one minibatch, with one dropout mask.
@@ -36,9 +39,7 @@ class UserLoss:
         """
         assert self.compute
         share = float(self.weights[0 if rows is None else int(rows[0])])  # a rank is one worker
-        while len(self._rows) < len(points):
-            self._rows.append(self.flat.parameters[0].new_empty((1, self.flat.p)))
-        found = self._rows[: len(points)]  # whoever keeps one of them copies it
+        found = self._workspace.rows(len(points))  # whoever keeps one of them copies it
         device = self.flat.parameters[0].device
         before = _randomness(device)
         with _Buffers() as first:

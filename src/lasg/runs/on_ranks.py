@@ -19,9 +19,19 @@ import numpy as np
 
 from lasg.core.training import STOP
 from lasg.errors import LasgError, RemoteFailure
-from lasg.packing import pack, unpack
+from lasg.packing import pack, pack_into, unpack
 from lasg.runs import factories, runner, seals, store
-from lasg.runs.files import check_folder, keep, lock, sweep, wrap_write_errors, write_atomically
+from lasg.runs.files import (
+    PART,
+    check_folder,
+    keep,
+    lock,
+    make_folder,
+    replace_atomically,
+    sweep,
+    wrap_write_errors,
+    write_atomically,
+)
 from lasg.runs.runner import Job
 from lasg.runs.spec import Spec
 from lasg.runs.status import Report
@@ -58,10 +68,14 @@ class Parts:
         """Write this rank's part, then, when all ranks have, the manifest. The parts before it stay until the next."""
         if self.links.rank == 0:  # the folders of the other ranks are made by their parts
             check_folder(self.folder)
-        data = pack({"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
-        digest = hashlib.sha256(data).hexdigest()
+        unnamed = self.folder / f".checkpoint-rank-{self.links.rank}{PART}"  # its name has its digest
+        with wrap_write_errors(self.folder):
+            make_folder(self.folder)
+            pack_into(unnamed, {"own": own, "shared": shared} if self.links.rank == 0 else {"own": own})
+            digest = _digest(unnamed)
         path = self._path(rounds, digest)
-        write_atomically(path, data)
+        with replace_atomically(path) as part:
+            unnamed.replace(part)
         sums = self.links.gather(digest.encode(), "checksums")
         if self.links.rank == 0:
             manifest = {"round": rounds, "ranks": self.links.ranks, "sha256": [text.decode() for text in sums]}
@@ -98,13 +112,10 @@ class Parts:
         """
         problem = ""
         for manifest in json.loads(first(self.links, lambda: json.dumps(self._manifests()).encode())):
-            wrong, data = manifest.get("problem", ""), b""
-            if not wrong:
-                wrong, data = self._part(manifest)
-            if wrong:
+            if wrong := manifest.get("problem", "") or self._damage(manifest):
                 problem = problem or wrong
                 continue
-            own, shared = self._open(data)
+            own, shared = self._open(self._path(manifest["round"], manifest["sha256"][self.links.rank]))
             if problem and self.links.rank == 0:  # the next checkpoint keeps this one, not the damaged one
                 with wrap_write_errors(self.folder / MANIFEST):
                     (self.folder / PREVIOUS).replace(self.folder / MANIFEST)
@@ -114,26 +125,26 @@ class Parts:
             raise LasgError(f"{problem}: run it again with --fresh")
         return None
 
-    def _part(self, manifest: dict[str, Any]) -> tuple[str, bytes]:
-        """Return what is wrong with the parts that a manifest names, on whichever rank, and this rank's part."""
+    def _damage(self, manifest: dict[str, Any]) -> str:
+        """Return what is wrong with the parts that a manifest names, on whichever rank; nothing if they are whole."""
         if manifest["ranks"] != self.links.ranks:
             raise _other_ranks(self.folder, manifest["ranks"], self.links.ranks)
         digest = manifest["sha256"][self.links.rank]
         path = self._path(manifest["round"], digest)
         try:
-            data = path.read_bytes()
+            found = _digest(path)
         except OSError:
-            data = b""
-        damaged = self.ranks_that(hashlib.sha256(data).hexdigest() != digest, "checksums")
+            found = ""
+        damaged = self.ranks_that(found != digest, "checksums")
         if damaged:
             names = self._path(manifest["round"], manifest["sha256"][damaged[0]], damaged[0]).name
-            return f"{names} in {self.folder}, the part of rank {damaged[0]}, is missing there or damaged", b""
+            return f"{names} in {self.folder}, the part of rank {damaged[0]}, is missing there or damaged"
         self._before = path
-        return "", data
+        return ""
 
-    def _open(self, data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _open(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what a part of this rank has, and what rank 0's has for all."""
-        state = unpack(data, str(self._before))
+        state = unpack(path, str(path))
         shared = state.get("shared")
         text = self.links.broadcast(b"" if shared is None else pack(shared), "the server's state")
         return state["own"], unpack(text, "rank 0's state") if shared is None else shared
@@ -149,6 +160,12 @@ class Parts:
             for path in (*manifests, *self.own_paths()):
                 path.unlink(missing_ok=True)
         sweep(self.folder)
+
+
+def _digest(path: Path) -> str:
+    """Return the checksum of a file, of whatever size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _other_ranks(folder: Path, there: int, here: int) -> LasgError:

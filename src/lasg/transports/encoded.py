@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lasg.core.arrays import IntArray, host
+from lasg.core.arrays import IntArray, Remainder, host
 from lasg.core.belief import Listener
 from lasg.core.messages import Uploads
 from lasg.transports.routes import AT_ONCE, DIRECT, HOP, ONWARDS, PIECES, ROUTES, Route, Setup, choose_route
-
-if TYPE_CHECKING:
-    from lasg.transports.ranks import Remainder
 
 
 class Messages:
@@ -114,13 +111,13 @@ class Relayed(Messages):
         """Return the sum of all news, which the hub hears and tells."""
         links = self.links
         if self.listener is None:
-            total = torch.empty(self.setup.p, dtype=self.setup.dtype)
-            links.receive({self.setup.hub_rank: total}, "sums", ONWARDS)
-            return total
+            heard = torch.empty(self.setup.p, dtype=self.setup.dtype)
+            links.receive({self.setup.hub_rank: heard}, "sums", ONWARDS)
+            return heard
         payloads = self._room(own, sizes)
         links.receive(payloads, "uploads", PIECES)
         news = self.listener.take(self._messages(payloads, sizes), np.flatnonzero(sizes > 0), k=k)
         assert news is not None
-        total = self.remainder.round(links.wire(news.vector))
+        total: Tensor = self.remainder.round(links.wire(news.vector))
         links.exchange(dict.fromkeys(links.others, total), {}, "sums", ONWARDS)
         return total

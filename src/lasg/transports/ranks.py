@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lasg.core.arrays import BLOCK, Array, FloatArray, IntArray, add_to, checksum, host
+from lasg.core.arrays import LONG, Array, FloatArray, IntArray, add_to, add_up, checksum, host
 from lasg.core.codecs import Dense
 from lasg.core.messages import News, Request, Uploads
 from lasg.core.transport import Hosting, Local, Plan, Problem
 from lasg.errors import LasgError
 from lasg.packing import pack, unpack
+from lasg.problems.flat import Workspace
 from lasg.transports import routes
 from lasg.transports.encoded import Messages, Relayed
 from lasg.transports.links import PATIENT, Links, Pending
@@ -52,6 +53,7 @@ class Ranks(Local):
         requantise: bool = False,
         overlap: bool = False,
         settings: Callable[[], str] | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         """Take the links, and how uploads are exchanged over them.
 
@@ -59,6 +61,7 @@ class Ranks(Local):
         a piece of them, another one each time, and what `settings` returns, JSON values by name: the optimizer's.
         `requantise` allows what the simulation does not do: to round the sum of quantised uploads again, where that is
         shorter. With `overlap` a round may go on while uploads are still leaving: `wait` must be called at its end.
+        Long vectors are summed in the `workspace`.
         """
         self.links = (links or Links()).with_own_tags()
         if exchange not in ROUTES:
@@ -67,7 +70,7 @@ class Ranks(Local):
             raise LasgError(f"the hub must be a rank, 0 to {self.links.ranks - 1}, got {hub_rank!r}")
         self.setting, self.hub_rank, self.tell_left = exchange, hub_rank, tell_left
         self.check_every, self.requantise, self.overlap = check_every, requantise, overlap
-        self.settings, self._compared = settings, 0
+        self.settings, self._compared, self._workspace = settings, 0, workspace
         self._under_way: list[Pending] = []
         self.is_first = self.links.rank == 0
 
@@ -87,9 +90,15 @@ class Ranks(Local):
         told |= dict.fromkeys(REPORTS, stages.rule.report)
         self.flags = FlagExchange(setup, [name for name, is_told in told.items() if is_told])
         self.once = stages.belief == "residual"
+        # Of long vectors what is sent lies where the optimizer's gradient will.
+        self.overlap, self._wide = self.overlap and p <= LONG, dtype if p > LONG else torch.float64
         if self.form in ("summed", "totals"):
-            self.carrier: Carrier = Sums(setup)
-            return Hosting(ids, plan.listener(len(ids), whole=self.form == "totals"), "news")
+            workspace = self._workspace or Workspace(torch.empty(0, dtype=dtype), p)
+            self.carrier: Carrier = Sums(setup, workspace)
+            if self.form == "summed" and stages.codec.exact and p > LONG:
+                # The same messages, and both sides keep less: what was said, and nothing that is owed.
+                plan = plan._replace(stages=dataclasses.replace(stages, belief="difference"))
+            return Hosting(ids, plan.listener(len(ids), whole=self.form == "totals"), "news", plan.stages)
         if self.form == "requantised":
             self.carrier = QuantisedSum(setup, stages.codec, plan.seed)
             dense = dataclasses.replace(stages, codec=Dense())  # here the transport encodes
@@ -98,7 +107,7 @@ class Ranks(Local):
             self.carrier = Messages(setup)
             return Hosting(ids, plan.listener(plan.workers))
         listener = plan.listener(plan.workers) if links.rank == self.hub_rank else None
-        self.carrier = Relayed(setup, listener, Remainder(setup))
+        self.carrier = Relayed(setup, listener, setup.remainder())
         return Hosting(ids, None)
 
     def exchange(self, request: Request, own: Uploads) -> Uploads:
@@ -122,7 +131,7 @@ class Ranks(Local):
             carried: Any = carrier.finish(request.k, outgoing, sizes, route)
             uploads = uploads._replace(messages=carried) if self.form == "packed" else self._with_news(uploads, carried)
         elif self.once and self.form != "packed":
-            uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=torch.float64))
+            uploads = self._with_news(uploads, torch.zeros(self.setup.p, dtype=self._wide))
         if not self.overlap:
             self.wait()
         each = request.points * (1 if self.steps_of is None else len(self.steps_of(request.k)))
@@ -159,7 +168,7 @@ class Ranks(Local):
     def _with_news(self, uploads: Uploads, total: Tensor) -> Uploads:
         """Return uploads that mean this for the aggregate."""
         if self.once and not self.in_every_round:  # the aggregate must not be where the carrier writes
-            total = total.to(torch.float64, copy=True)
+            total = total.to(self._wide, copy=True)
         vector: Array = host(total) if isinstance(self.like, np.ndarray) else total.to(self.like.device)
         return uploads._replace(news=News(vector, self.in_every_round or self.once))
 
@@ -288,33 +297,12 @@ class FlagExchange:
         )
 
 
-class Remainder:
-    """What rounding to the run's dtype has taken away so far; it goes along with what is rounded next."""
-
-    def __init__(self, setup: Setup) -> None:
-        # What stands for itself in every round owes nothing to the next.
-        exact = setup.dtype == torch.float64 or setup.form == "totals"
-        self.owed = None if exact else torch.zeros(setup.p, dtype=torch.float64)
-        self._rounded = torch.empty(0, dtype=setup.dtype)
-
-    def round(self, values: Tensor, where: slice = slice(None)) -> Tensor:
-        """Return values in the run's dtype, good until the next call; what that takes away is owed, and then paid."""
-        if self.owed is None:
-            return values.to(self._rounded.dtype)
-        owed = self.owed[where]
-        rounded = self._rounded.resize_(len(owed))
-        blocks = (torch.split(vector, BLOCK) for vector in (owed, values, rounded))
-        for wanted, value, short in zip(*blocks, strict=True):
-            wanted += value
-            wanted -= short.copy_(wanted)
-        return rounded
-
-
 class Sums:
     """Vectors of the run's dtype that are added up: of those that upload, or in every round of everybody."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.links, self.listener, self.at_once = setup, setup.links, None, 0
+    def __init__(self, setup: Setup, workspace: Workspace) -> None:
+        self.setup, self.links, self.listener, self._workspace = setup, setup.links, None, workspace
+        self.at_once = 0
         dense, ranks = setup.dense, self.links.ranks
         setup.open([dense] * ranks, dense if setup.setting == "hub" else -(-dense // ranks) + 8)
         self._routes = [routes.choose_route(setup, np.where(np.arange(ranks) < n, dense, 0)) for n in range(ranks + 1)]
@@ -322,7 +310,7 @@ class Sums:
         only = len(set(self._routes[1:])) == 1
         self.route = self._routes[-1] if setup.in_every_round or only else None
         # Of this rank's uploads, and of the sums of the piece that it serves.
-        self._rounding, self._rounding_sums = Remainder(setup), Remainder(setup)
+        self._rounding, self._rounding_sums = setup.remainder(), setup.remainder()
         owed = {"owed": self._rounding.owed, "owed_sum": self._rounding_sums.owed}
         self.owed = {name: vector for name, vector in owed.items() if vector is not None}
         # Vectors as long as the model are made once: new ones in every round would cost more than the sums.
@@ -345,7 +333,8 @@ class Sums:
     def outgoing(self, k: int, own: Uploads) -> Tensor:  # noqa: ARG002
         """Return the sum of this rank's news as it travels."""
         assert own.news is not None
-        return self._rounding.round(self.links.wire(own.news.vector))
+        rounded: Tensor = self._rounding.round(self.links.wire(own.news.vector))
+        return rounded
 
     def finish(self, k: int, own: Tensor | None, sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of what all uploading ranks sent."""
@@ -354,29 +343,42 @@ class Sums:
             return self._sum(own, uploading, slice(0, self.setup.p), DIRECT)
         links = self.links
         pieces = self.setup.pieces(self.setup.p, route)
-        result = torch.empty(self.setup.p, dtype=self.setup.dtype)
+        result = self._workspace.free(own)
         sends = {}
         if links.rank in pieces:
             mine = pieces[links.rank]
-            result[mine] = self._rounding_sums.round(self._sum(own, uploading, mine, PIECES), mine)
+            total = self._sum(own, uploading, mine, PIECES, result)
+            if total.data_ptr() != result[mine].data_ptr():
+                result[mine] = self._rounding_sums.round(total, mine)
             sends = dict.fromkeys(links.others, result[mine])
         theirs = {rank: result[piece] for rank, piece in pieces.items()}
         links.exchange(sends, theirs, "sums", ONWARDS)
         return result
 
-    def _sum(self, own: Tensor | None, uploading: list[int], where: slice, channel: int) -> Tensor:
-        """Receive a piece of what ranks upload; return its sum, good until the next call."""
-        length = where.stop - where.start
-        for rank in uploading:
-            if rank not in self._received or len(self._received[rank]) != length:
-                self._received[rank] = torch.empty(length, dtype=self.setup.dtype)
-        parts = {rank: self._received[rank] for rank in uploading}
+    def _sum(
+        self, own: Tensor | None, uploading: list[int], where: slice, channel: int, room: Tensor | None = None
+    ) -> Tensor:
+        """Receive a piece of what ranks upload; return its sum, of long vectors in a room, good until the next call."""
+        length, rank = where.stop - where.start, self.links.rank
+        if self.setup.p > LONG:
+            room = self._workspace.free(own) if room is None else room
+            parts = dict(
+                zip([other for other in uploading if other != rank], routes.rooms_of(room, where), strict=False)
+            )
+        else:
+            for other in uploading:
+                if other not in self._received or len(self._received[other]) != length:
+                    self._received[other] = torch.empty(length, dtype=self.setup.dtype)
+            parts = {other: self._received[other] for other in uploading}
         self.links.receive(parts, "uploads", channel)
         if own is not None:
-            parts[self.links.rank] = own[where]
-        if len(parts) == 1 and not self._everybody:
-            return parts[uploading[0]]
-        first, *others = parts.values()
+            parts[rank] = own[where]
+        first, *others = (parts[other] for other in uploading)
+        if not others and (self.setup.p > LONG or not self._everybody):
+            return first
+        if self.setup.p > LONG:
+            total: Tensor = add_up([first, *others], parts[next(iter(parts))])
+            return total
         self._total.resize_(length).copy_(first)
         for part in others:
             add_to(self._total, part)

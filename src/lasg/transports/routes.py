@@ -20,13 +20,15 @@ by all alike: all ranks agree to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lasg.core.algorithms import Stages
-from lasg.core.arrays import IntArray
+from lasg.core.arrays import IntArray, Remainder
 from lasg.errors import LasgError
 from lasg.transports.links import Links
 
@@ -85,12 +87,26 @@ class Setup(NamedTuple):
             links.open(PIECES, pieces)
         links.open(ONWARDS, dict.fromkeys(serves, sum(pieces.values()) if onwards is None else onwards))
 
+    def remainder(self) -> Remainder:
+        """Return what rounds sums; what stands for itself in every round owes nothing to the next."""
+        return Remainder(torch.empty(0, dtype=self.dtype), self.p, exact=self.form == "totals")
+
     def pieces(self, count: int, route: Route) -> dict[int, slice]:
         """Return which part of so many entries or bytes each rank serves that serves any."""
         if route == "hub":
             return {self.hub_rank: slice(0, count)}
         ranks = self.links.ranks
         return {rank: slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)}
+
+
+def rooms_of(room: Tensor, where: slice) -> Iterator[Tensor]:
+    """Give rooms as long as a piece of a vector: its place in the room of the whole, others there, then new ones."""
+    length = where.stop - where.start
+    yield room[where]
+    for part in (room[: where.start], room[where.stop :]):
+        yield from (rest for rest in torch.split(part, length) if len(rest) == length)
+    while True:
+        yield room.new_empty(length)
 
 
 def assign_workers(workers: int, ranks: int) -> IntArray:
