@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from namespaces import DEVICE, LOST, Link, Network, hosts, require_root
 
@@ -123,6 +125,7 @@ def train(options: argparse.Namespace, given: dict[str, Any], model: Any, x: Any
         with torch.no_grad():
             return float(cross_entropy(model(check[0]), check[1]))
 
+    wait_until(lambda: answers(options.lighthouse), 60)
     if given["method"] == "lasg":
         train_lasg(options, given, model, optimizer, step, loss)
     else:
@@ -155,7 +158,6 @@ def train_lasg(options: Any, given: dict[str, Any], model: Any, optimizer: Any, 
 
 def train_torchft(options: Any, model: Any, optimizer: Any, step: Any) -> None:
     """Train with torchft's DiLoCo."""
-    import socket
     from datetime import timedelta
 
     import torch
@@ -245,7 +247,6 @@ class Field:
         ]
         command += ["--join_timeout_ms", str(int(1e3 * JOIN))]
         self._lighthouse = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "RUST_LOG": "error"})
-        time.sleep(1.0)
         for host in range(RANKS):
             self.tell(host, "start", method=method, **more.get(f"host{host}", {}))
         wait_until(lambda: all(self.rounds[host] for host in range(RANKS)), 60)
@@ -293,6 +294,16 @@ def wait_until(done: Any, seconds: float) -> None:
         if time.monotonic() > end:
             raise TimeoutError("the ranks did not come: run with --loud")
         time.sleep(0.05)
+
+
+def answers(lighthouse: str) -> bool:
+    """Tell whether the lighthouse is there by now."""
+    place = urlsplit(lighthouse)
+    try:
+        socket.create_connection((place.hostname, place.port), 2.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def gaps(times: list[float]) -> list[float]:

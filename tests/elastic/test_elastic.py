@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import lasg
+from lasg.cli.main import main
 from lasg.errors import LasgError
 from lasg.loops.tracking import track
 from lasg.runs.elastic_replay import replay
@@ -177,3 +178,33 @@ def lasg_input() -> Any:
 def test_a_folder_without_a_record_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(LasgError, match="has no record of an elastic run"):
         replay(tmp_path)
+
+
+def test_the_demo_kills_a_rank_and_ends_with_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "record"
+    assert main(["elastic", "demo", "--rounds", "18", "--out", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "round 6: c is killed (SIGKILL)" in shown
+    assert "round 12: c is started again" in shown
+    assert "After every round all members had one model: yes" in shown
+    assert main(["replay", str(folder)]) == 0
+    assert "The model is the same, bit for bit, after every round" in capsys.readouterr().out
+    with pytest.raises(LasgError, match="has the record of a run already"):
+        lasg.elastic(*parts(), lighthouse="a:1", record=str(folder))
+
+
+def test_a_record_that_was_changed_is_refused(tmp_path: Path, crew: Crew) -> None:
+    record = tmp_path / "record"
+    crew.start("a", rounds=6, record=str(record))
+    crew.until("a", lambda said: said[0] == "end")
+    rounds = record / "rounds.bin"
+    damaged = bytearray(rounds.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    rounds.write_bytes(damaged)
+    with pytest.raises(LasgError, match="is damaged after byte"):
+        replay(record)
+
+
+def test_a_lighthouse_on_a_taken_port_is_one_line(at: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["elastic", "lighthouse", "--port", at.rpartition(":")[2]]) == 2
+    assert "cannot listen on port" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from lasg.errors import LasgError
 from lasg.loops.lazy_setup import choose_stages, outer_optimizer
 from lasg.packing import pack, unpack
 from lasg.transports.elastic_server import SLOTS, ElasticServer, Entry
+from lasg.transports.elastic_state import refuse_other
 
 P = 6
 
@@ -86,3 +87,8 @@ def test_an_entry_travels_and_noise_is_refused() -> None:
     assert Entry.unpack(entry.pack()) == entry
     with pytest.raises(LasgError, match="no message of this version"):
         Entry.unpack(b"\x80\x04\nxyz")
+
+
+def test_what_differs_from_the_run_is_named() -> None:
+    with pytest.raises(LasgError, match=r"serves a run whose version of lasg is '0\.3', and here it is '0\.2'"):
+        refuse_other({"version of lasg": "0.2", "every": 4}, {"version of lasg": "0.3", "every": 4}, "a", "10.0.0.1:1")

@@ -35,14 +35,15 @@ class Progress:
     events: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     """When each round ended, as the recording rank saw it."""
-    checksums: dict[int, set[int]] = field(default_factory=dict)
-    """Of the models that members had after each round."""
+    checksums: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Of the models that members had after each round. What a killed rank said of a round that no other has ended is
+    left out: the others end that round without it."""
     bytes_up: int = 0
 
     @property
     def agreed(self) -> bool:
         """Whether all members had the same model after every round, to the bit."""
-        return all(len(sums) == 1 for sums in self.checksums.values())
+        return all(len(set(sums.values())) <= 1 for sums in self.checksums.values())
 
 
 def lighthouse(port: int, *, minimum: int = 1, heartbeat: float = 3.0, join: float = 3.0) -> Any:
@@ -112,7 +113,8 @@ class Demo:
             while self._pipes:
                 for pipe in wait(list(self._pipes), timeout=60):
                     assert isinstance(pipe, Connection)
-                    self._hear(pipe)
+                    if pipe in self._pipes:
+                        self._hear(pipe)
                     yield self.progress
         finally:
             for process in self._processes.values():
@@ -134,22 +136,30 @@ class Demo:
         try:
             said = pipe.recv()
         except (EOFError, OSError):
-            del self._pipes[pipe]
+            self._pipes.pop(pipe, None)
             return
         name, k, members, spoke, checksum, loss, bits = said
         progress.losses[name] = loss
-        progress.checksums.setdefault(k, set()).add(checksum)
+        progress.checksums.setdefault(k, {})[name] = checksum
         if name != RECORDS:
             return
         progress.k, progress.members, progress.spoke, progress.bytes_up = k, members, spoke, bits // 8
         progress.times.append(time.monotonic())
         if k in KILLS:
-            self._processes[KILLS[k]].kill()
-            progress.dead.add(KILLS[k])
+            self._kill(KILLS[k], k)
             progress.events.append(f"round {k}: {KILLS[k]} is killed (SIGKILL)")
         if k in REVIVALS:
             self._start(REVIVALS[k])
             progress.events.append(f"round {k}: {REVIVALS[k]} is started again")
+
+    def _kill(self, name: str, k: int) -> None:
+        """Kill a rank, and forget what it said of rounds after this one."""
+        self._processes[name].kill()
+        self.progress.dead.add(name)
+        self._pipes = {pipe: whose for pipe, whose in self._pipes.items() if whose != name}
+        for later, sums in self.progress.checksums.items():
+            if later > k:
+                sums.pop(name, None)
 
     def check(self) -> Replayed:
         """Compute the model again from the record."""

@@ -31,6 +31,8 @@ FIRST_ROUND = 300.0
 """Seconds that the members of the first round wait for each other: nobody knows yet what is usual."""
 NOTHING = -2
 """An upload that no member ever made."""
+LINGER = 0.5
+"""Seconds after a member's last round in which its last message may be on its way."""
 PAUSE = 0.1
 """Seconds before another quorum is asked for."""
 DEADLINE_SPARE = 0.2
@@ -177,7 +179,7 @@ class Member:
                 self._error = error if isinstance(error, LasgError) else LasgError(f"the rounds stopped: {error!r}")
                 self._changed.notify_all()
         finally:
-            self.group.close()
+            self.group.close(LINGER if self._leaving else 0.0)
 
     def _say(self, line: str) -> None:
         """Say once what has changed."""

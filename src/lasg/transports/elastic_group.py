@@ -182,12 +182,13 @@ class Group:
         if self._manager is not None:
             self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
-    def close(self) -> None:
-        """Leave: the lighthouse hears no more of this member."""
+    def close(self, linger: float = 0.0) -> None:
+        """Leave: the lighthouse hears no more of this member; for so long the others may still read what it said."""
         manager, self._manager = self._manager, None
         if manager is not None:
-            self._pg.abort(errored=False)
             manager.shutdown(wait=False)
+            time.sleep(linger)
+            self._pg.abort(errored=False)
 
 
 def _process_group(address: str, timeout: timedelta) -> Any:
