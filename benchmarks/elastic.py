@@ -368,14 +368,14 @@ def summary(
     return row
 
 
-def churn(field: Field, folder: Path, changes: int) -> dict[str, Any]:
+def churn(field: Field, folder: Path, changes: int, limit: float) -> dict[str, Any]:
     """Let ranks leave without a word and come back, over and over; compute the model again from host 0's record."""
     from lasg.runs.elastic_replay import replay
 
     stays = {f"host{host}": {"stay": 3.0 + host, "away": 2.5} for host in range(1, RANKS)}
     field.begin("lasg", host0={"record": str(folder)}, **stays)
     start, seen, before = time.time(), 0, None
-    while seen < changes and time.time() - start < 3600:
+    while seen < changes and time.time() - start < limit:
         time.sleep(1.0)
         seen, before = 0, None
         for said in list(field.rounds[0]):
@@ -399,6 +399,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=20.0, help="round trip in ms")
     parser.add_argument("--seconds", type=float, default=60.0, help="of every scenario")
     parser.add_argument("--changes", type=int, default=200, help="joins and leaves of the churn")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the churn ends")
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS), choices=SCENARIOS)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
     parser.add_argument("--data-dir", help="where MNIST is")
@@ -446,7 +447,7 @@ def run(field: Field, options: argparse.Namespace) -> None:
                 if method != "lasg":
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    row = churn(field, Path(folder) / "record", options.changes)
+                    row = churn(field, Path(folder) / "record", options.changes, options.limit)
             else:
                 row = measure(field, method, scenario, options.seconds, usual)
             if scenario == "undisturbed":

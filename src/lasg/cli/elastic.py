@@ -45,7 +45,7 @@ def start_lighthouse(
 @app.command("demo")
 def demo(
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new folder for the record.", file_okay=False)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds to train for.", min=1)] = 36,
+    rounds: Annotated[int, typer.Option(help="Rounds to train for.", min=1)] = 40,
 ) -> None:
     """Train on four ranks of this machine, kill three of them, start them again; check the model from the record."""
     from lasg.runs.elastic_demo import Demo

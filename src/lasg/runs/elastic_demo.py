@@ -14,10 +14,10 @@ from lasg.runs.elastic_replay import Replayed, replay
 from lasg.transports.elastic_group import require_torchft
 
 NAMES = ("a", "b", "c", "d")
-EVERY, STEP_SECONDS = 10, 0.02
+EVERY, STEP_SECONDS = 10, 0.04
 """Steps per round, and how long each takes at least, so that rounds can be followed."""
-KILLS = {6: "c", 18: "d", 19: "a"}
-REVIVALS = {12: "c", 26: "d", 28: "a"}
+KILLS = {5: "c", 12: "d", 13: "a"}
+REVIVALS = {9: "c", 17: "d", 18: "a"}
 """By the round in which it happens."""
 RECORDS = "b"
 """The rank that writes the record: it is never killed."""
@@ -110,7 +110,7 @@ class Demo:
         try:
             for name in NAMES:
                 self._start(name)
-            while self._pipes:
+            while RECORDS in self._pipes.values():  # a rank that comes later would begin a run of its own
                 for pipe in wait(list(self._pipes), timeout=60):
                     assert isinstance(pipe, Connection)
                     if pipe in self._pipes:
@@ -140,7 +140,8 @@ class Demo:
             return
         name, k, members, spoke, checksum, loss, bits = said
         progress.losses[name] = loss
-        progress.checksums.setdefault(k, {})[name] = checksum
+        if k < self.rounds:  # from then on ranks leave, and who has left may have ended a round that others end again
+            progress.checksums.setdefault(k, {})[name] = checksum
         if name != RECORDS:
             return
         progress.k, progress.members, progress.spoke, progress.bytes_up = k, members, spoke, bits // 8
