@@ -158,7 +158,9 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 def stand_in(theta: Array) -> Array:
     """Return zeros that say how a vector is made, its length, dtype and device, without memory of that length."""
     zero = zeros((1,), theta)
-    return np.broadcast_to(zero, theta.shape) if isinstance(zero, np.ndarray) else zero.expand(theta.shape)
+    if isinstance(zero, np.ndarray):  # unlike what broadcast_to returns, torch takes it without a warning
+        return np.lib.stride_tricks.as_strided(zero, theta.shape, (0,))
+    return zero.expand(theta.shape)
 
 
 def maximum(x: Array, least: Array) -> Array:
