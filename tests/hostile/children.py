@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import signal
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from tests.hostile import hooks
 
-LONGEST = 180.0
-"""Seconds after which a process hangs."""
+LONGEST = 600.0
+"""Seconds after which a process hangs: many, since a soak may have little of a busy machine."""
 STEP = 0.005
 
 
@@ -29,6 +30,7 @@ def forked(act: Callable[[], int], log: Path, environment: Mapping[str, str]) ->
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1), os.dup2(handle, 2)
+        faulthandler.register(signal.SIGUSR1, file=handle)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update(environment)
         hooks.apply()
@@ -64,7 +66,9 @@ def waited(child: int, seconds: float = LONGEST) -> int | None:
 
     if patient(ended, seconds):
         return found[0]
-    os.kill(child, signal.SIGKILL)
+    hurt(child, signal.SIGUSR1)  # it writes where it stands
+    time.sleep(1)
+    hurt(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
 
@@ -77,9 +81,10 @@ def hurt(child: int, what: signal.Signals) -> None:
 
 def judged(status: int | None, log: Path) -> str | None:
     """Say what was wrong with a process's end, if anything was."""
-    if status is None:
-        return "HUNG"
     text = log.read_text(errors="replace") if log.exists() else ""
+    if status is None:
+        print(text, file=sys.stderr)
+        return "HUNG"
     # torchrun has a traceback of its own for ranks that failed, and a line called so.
     found = text.replace("Traceback : ", "").replace("traceback : ", "")
     parts = found.split("Traceback (most recent call last):")[1:]

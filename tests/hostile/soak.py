@@ -99,11 +99,12 @@ class Soak:
             if engine == "ranks":
                 with log.open("w") as words:
                     process = launched(out, spec, ranks=RANKS, main=MAIN, output=words.fileno(), **environment)
-                patient(lambda: process.poll() is not None, LONGEST)
+                if not patient(lambda: process.poll() is not None, LONGEST):
+                    os.killpg(process.pid, signal.SIGKILL)
             else:
                 waited(forked(lambda: command_line("run", spec, "--out", out), log, environment))
-            run = only_run(out)
-            assert run.status == "done", log.read_text()
+            run = only_run(out) if out.is_dir() else None
+            assert run is not None and run.status == "done", log.read_text()  # noqa: PT018
             losses = run.trace["loss"]
             assert losses[-1] < losses[0]  # a huge gradient is bounded
             self.references[key] = contents(run)

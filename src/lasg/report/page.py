@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import importlib.resources
 import json
 import math
@@ -68,8 +69,6 @@ def build(
 
     `under_way`: runs that have not ended are shown as far as they are.
     """
-    from jinja2 import Environment
-
     check_one_problem(runs)
     for run in runs:
         if run.status == "running" and not under_way:
@@ -85,12 +84,7 @@ def build(
         networks=_with_presets(network),
         chosen=network or PRESETS[DEFAULT_NETWORK],
     )
-    files = importlib.resources.files("lasg.report") / "page"
-    text = {
-        name: (files / name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "page.js", "plotly-basic.min.js")
-    }
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text["page.html"])
+    page, text = _template()
     return page.render(
         title=title or f"{first.task}, {first.partition}, {first.workers} workers",
         css=text["page.css"],
@@ -102,6 +96,18 @@ def build(
         plotly_version=PLOTLY_VERSION.findall(text["plotly-basic.min.js"][:200])[0],
         **content.page(),
     )
+
+
+@functools.cache
+def _template() -> tuple[Any, dict[str, str]]:
+    """Return the page's template and the files that it takes in, read and compiled once: that takes longest."""
+    from jinja2 import Environment
+
+    files = importlib.resources.files("lasg.report") / "page"
+    names = ("page.html", "page.css", "page.js", "plotly-basic.min.js")
+    text = {name: (files / name).read_text(encoding="utf-8") for name in names}
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text["page.html"]), text
 
 
 def _with_presets(network: LinkModel | None) -> list[LinkModel]:
