@@ -20,6 +20,7 @@ from torch import nn
 import lasg
 from lasg import ModuleProblem, trackers
 from lasg.cli import watch
+from lasg.core.robust import as_bound
 from lasg.errors import LasgError
 from lasg.flower import Settings, client_app, storage
 from lasg.report.page import build
@@ -126,9 +127,10 @@ def test_a_model_or_data_that_fails_on_every_node_ends_the_run_with_one_line(
     assert not storage.has_run(tmp_path)
 
 
-def test_what_a_user_gets_without_choosing_is_the_plain_method_in_eight_bits() -> None:
+def test_what_a_user_gets_without_choosing_is_the_plain_method_in_eight_bits_bounded() -> None:
     settings = Settings.from_config({"workers": 2})
     assert (settings.rule, settings.codec) == ("always", "qsgd8:512")
+    assert settings.stages.robust == as_bound("median-clip3")
 
 
 def test_a_federations_folder_is_a_stored_run_that_is_read_listed_and_reported(tmp_path: Path) -> None:

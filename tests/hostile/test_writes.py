@@ -61,6 +61,49 @@ def test_a_power_loss_at_any_moment_leaves_a_run_that_goes_on_to_the_same_end(
     assert len(seen) > 10
 
 
+def test_a_power_loss_at_any_moment_leaves_a_federation_that_goes_on(tmp_path: Path) -> None:
+    """With what a round had that is on the disk, at the latest the one before the last."""
+    pytest.importorskip("flwr", reason="needs Flower: pip install 'lasg[flower]'")
+    from lasg.flower import apps
+    from tests.hostile.victims import _federation, _measure, _module, _recorder
+
+    (tmp_path / "whole").mkdir()
+    states: dict[int, Any] = {}
+    done: list[tuple[int, int]] = []  # after how many steps of the disk a round was done
+
+    def measure(model: Any) -> tuple[float, float]:
+        done.append((len(steps), len(done)))
+        return _measure(model)
+
+    with recorded(tmp_path / "whole") as steps:
+        grid, settings = _federation(tmp_path / "whole" / "out")
+        apps.train(grid, settings, _module(), measure)
+    disk, seen, resumed = Disk(), set(), 0
+    for i, step in enumerate(steps):
+        disk.do(step)
+        for names, contents in LEFT:
+            place = tmp_path / "torn"
+            disk.write(place, names=names, contents=contents)
+            files = sorted(path for path in place.rglob("*") if path.is_file() and path.name != ".lock")
+            state = tuple((str(path.relative_to(place)), path.read_bytes()) for path in files)
+            if state in seen:
+                continue
+            seen.add(state)
+            recorder = _recorder(place / "out")
+            whole = sum(after <= i for after, _ in done) - 1  # rounds whose checkpoints were written
+            if not recorder.resume():
+                assert whole < 1, (i, step[:2], names, contents)
+                continue
+            k = recorder.run.server.k
+            assert k >= whole, (i, step[:2], names, contents)
+            assert not recorder.remarks, (i, step[:2], names, contents, recorder.remarks)
+            now = recorder.job.state()["simulation"]["server"]
+            assert same_bytes(states.setdefault(k, now), now), (i, step[:2], names, contents)
+            resumed += 1
+    assert set(states) == {1, 2, 3, 4}
+    assert resumed > 10
+
+
 def test_a_run_that_is_begun_anew_is_at_every_moment_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     folder = runner.folder_for(SPEC, tmp_path / "whole")
     runner.run(SPEC, folder)

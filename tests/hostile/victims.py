@@ -143,7 +143,7 @@ def _federation(out: Path, **changes: Any) -> tuple[Any, Any]:
     from lasg.flower import Settings, client_app
     from tests.flower.grid import Inline
 
-    config = {"workers": 2, "rounds": 4, "rule": "wk2", "codec": "qsgd8", "local-steps": 2, "wait": 10.0, "D": 9}
+    config = {"workers": 2, "rounds": 4, "rule": "wk2", "codec": "qsgd8", "local-steps": 2, "wait": 120.0, "D": 9}
     config |= {"out": str(out), **changes}
     return Inline(client_app(_node), 2, config), Settings.from_config(config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,43 @@ def test_one_difference_of_1e30_is_bounded_for_as_long_as_it_is_believed() -> No
     run = attacked(attack, "median-clip3", "difference", rounds=21)
     assert np.abs(rows_of(run)[LIAR]).max() > 1e29  # both sides believe what was said
     assert loss_of(run) < start
+
+
+@pytest.mark.parametrize("belief", ["difference", "residual"])
+@pytest.mark.parametrize("name", ["one upload of 1e30", "growing"])
+def test_both_sides_believe_the_same_though_no_worker_learns_its_factor(name: str, belief: Any) -> None:
+    """The bound is on the way from the rows to their sum: what a worker says next does not depend on it."""
+    stages = Stages(codec=QSGD(bits=8), belief=belief)
+    said = []
+    for robust in ("median-clip3", None):
+        problem = hostile(ATTACKS[name])
+        run = training(dataclasses.replace(stages, robust=as_bound(robust)), problem, LAZINESS, problem)
+        theta = host(run.theta).copy()
+        for _ in range(25):
+            run.step()
+            run.server.theta[:] = theta  # the same gradients with and without
+        assert run.workers is not None
+        assert run.listener is not None
+        said.append(np.asarray(host(run.workers.speaker.rows)))
+        if belief == "difference" and robust is not None:
+            np.testing.assert_array_equal(said[-1], rows_of(run))
+    np.testing.assert_array_equal(said[0], said[1])
+
+
+def test_a_worker_that_learned_its_factor_would_say_the_clipped_part_for_ever() -> None:
+    """Why none does: what is clipped would be its next difference, or grow as its residual."""
+    others, mine = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]), np.array([30.0, 40.0])
+    bound, weights = as_bound("median-clip3"), np.full(5, 0.2)
+    assert bound is not None
+    believed, residual, messages, residuals = np.zeros(2), np.zeros(2), [], []
+    for _ in range(20):
+        messages.append(mine - believed)
+        believed = bound.bound(np.vstack([others, mine]), weights)[-1]
+        used = bound.bound(np.vstack([others, residual + mine]), weights)[-1]
+        residual = residual + mine - used
+        residuals.append(np.linalg.norm(residual))
+    assert np.linalg.norm(messages, axis=-1)[1:].min() > 40  # as it is, the second message is zero
+    np.testing.assert_allclose(np.diff(residuals), 47, rtol=1e-3)
 
 
 def on_a_rank(robust: Any, exchange: str) -> tuple[float, bytes]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from lasg.report.scoreboard_table import section
 from lasg.report.style import SVG_DASHES, SVG_MARKERS, Style, sort_series, styles
 from lasg.runs.files import write_atomically
 from lasg.runs.store import Run
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 AXES = {name: LABELS[name] for name in ("iterations", "uploads", "bits_up", "bits_total", "gradients", "seconds")}
 """What a curve can be drawn against."""
@@ -99,7 +102,7 @@ def build(
 
 
 @functools.cache
-def _template() -> tuple[Any, dict[str, str]]:
+def _template() -> tuple[Template, dict[str, str]]:
     """Return the page's template and the files that it takes in, read and compiled once: that takes longest."""
     from jinja2 import Environment
 
