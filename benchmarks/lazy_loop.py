@@ -172,11 +172,15 @@ def overlap_times(rank: int, algorithm: str, every: int, rounds: int) -> list[Ro
     data = images(rank)
     plain = Loop(*data)
     plain.run(5)
-    compute = min(seconds(lambda: plain.run(every)) for _ in range(5))
+    compute = statistics.median(seconds(lambda: plain.run(every)) for _ in range(5))
     silent = Loop(*data, every=1, algorithm=algorithm)
     assert silent.lazy is not None
     silent.lazy.release()
-    send = statistics.median(seconds(silent.lazy.step) for _ in range(7))
+    sends = []
+    for _ in range(7):
+        time.sleep(compute)  # TCP sends otherwise after a pause than in one go
+        sends.append(seconds(silent.lazy.step))
+    send = statistics.median(sends)
     taken = {}
     for delay in (0, 1):
         loop = Loop(*data, every=every, algorithm=algorithm, delay=delay)
@@ -256,7 +260,7 @@ def bytes_sent(given: argparse.Namespace) -> list[Row]:
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], list[Row]]] = {"step": step, "overlap": overlap, "bytes": bytes_sent}
-ROUNDS = (("diloco", 8), ("diloco", 16), ("diloco", 32), ("lasg-local", 20))
+ROUNDS = (("diloco", 20), ("diloco", 40), ("diloco", 60), ("diloco", 100), ("lasg-local", 20))
 """Algorithms, and steps per round."""
 
 
