@@ -33,7 +33,7 @@ WIDTHS = (28, 9, 8, 8, 7, 8, 8, 10, 6, 10, 6)
 def qsgd(bits: int, rows: npt.NDArray[np.float64], bucket: int | None) -> tuple[Symbols, Noise]:
     """Return the levels that QSGD makes of a vector, and the noise that rounds them."""
     noise = np.random.default_rng(bits).random((1, len(rows)))
-    _, levels = QSGD(bits=bits, bucket=bucket)._quantise(rows[None], lambda: noise)
+    levels = QSGD(bits=bits, bucket=bucket).quantise(rows[None], lambda: noise).symbols
     flat: Symbols = levels.reshape(-1)[: len(rows)].astype(np.int32)
     return flat, noise[0]
 

@@ -117,3 +117,86 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
     draws = counter.uniforms(counter.keys(0, 1, np.arange(30), np.arange(2)), 4000).reshape(60, -1)
     off = np.asarray(np.corrcoef(draws))[np.triu_indices(60, 1)]
     assert np.abs(off).max() < 5 / np.sqrt(4000)
+
+
+# -- version 2, which rounds long vectors ------------------------------------------------------------------------------
+
+
+def mix32(x: int, key: int) -> int:
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) % 2**32
+    return ((x ^ (x >> 15) ^ key) * 0x735A2D97) % 2**32
+
+
+def slow(start: int, position: int) -> float:
+    """The number of a long vector's position, by its definition."""
+    block, i = divmod(position, 2**15)
+    word = mix((start + (block + 1) * GAMMA) & MASK)
+    return (mix32((mix32(i, 0) + word % 2**32) % 2**32, word >> 32) >> 8) * 2.0**-24
+
+
+def long_draws(workers: list[int], k: int = 0, seed: int = 0) -> counter.Draws:
+    return counter.Draws(seed, k, workers, 2**33)
+
+
+@given(words, st.integers(0, 2**33 - 9), st.integers(1, 8))
+def test_the_numbers_of_a_long_vector_are_those_of_the_definition(start: int, first: int, n: int) -> None:
+    """Wherever it is cut, and beyond 2^32 entries."""
+    room = np.empty((2, counter.HASHED), np.uint32)
+    found = counter.hashed(np.empty((1, n), np.float32), np.array([start], np.uint64), first, room)
+    assert found[0].tolist() == [slow(start, first + i) for i in range(n)]
+
+
+def test_a_piece_of_a_long_vector_has_the_numbers_of_the_whole() -> None:
+    draws, end = long_draws([3, 4], k=7), 2**15 + 9
+    whole = draws.cut(slice(0, end))()
+    assert whole.dtype == np.float32
+    starts = [key(0, counter.QUANTISER, worker, 7) for worker in (3, 4)]
+    for row, start in zip(whole, starts, strict=True):
+        assert row[-12:].tolist() == [slow(start, i) for i in range(end - 12, end)]
+    for begin in (0, 5, 2**15 - 1, 2**15):
+        piece = slice(begin, end)
+        np.testing.assert_array_equal(draws.cut(piece)(), whole[:, piece])
+        room = np.empty((1, end - begin), np.float32)
+        np.testing.assert_array_equal(draws.part(slice(1, 2), piece, room), whole[1:, piece])
+
+
+def test_only_long_vectors_have_version_2() -> None:
+    short, long = (counter.Draws(0, 0, [0], p).cut(slice(0, 3))() for p in (counter.LONG, counter.LONG + 1))
+    assert short.dtype == np.float64
+    assert short[0].tolist() == counter.uniforms(counter.keys(0, counter.QUANTISER, [0], 0)[0], 3)[0].tolist()
+    assert long.dtype == np.float32
+    assert short[0].tolist() != long[0].tolist()
+
+
+@pytest.mark.parametrize("axis", ["position", "worker", "round", "block", "seed"])
+def test_numbers_of_version_2_are_uniform_along_every_axis(axis: str) -> None:
+    n = 20_000
+    if axis == "position":
+        drawn = long_draws([1]).cut(slice(0, 5 * n))()
+    elif axis == "worker":
+        drawn = long_draws(list(range(n))).cut(slice(5, 6))()
+    elif axis == "round":
+        drawn = np.array([long_draws([2], k).cut(slice(9, 10))() for k in range(n // 10)])
+    elif axis == "block":
+        drawn = np.array([long_draws([2]).cut(slice(i << 15, (i << 15) + 3))() for i in range(n // 10)])
+    else:
+        drawn = np.array([long_draws([2], 3, seed).cut(slice(0, 3))() for seed in range(n // 10)])
+    numbers = drawn.ravel().astype(np.float64)
+    assert 0 <= numbers.min() <= numbers.max() < 1
+    words24 = (numbers * 2**24).astype(np.int64)
+    for shift in (20, 16, 8, 0):  # four bits each, also the lowest
+        counts = np.bincount(words24 >> shift & 15, minlength=16)
+        expected = len(numbers) / 16
+        assert ((counts - expected) ** 2 / expected).sum() < 15 + 6 * 30**0.5
+
+
+def test_numbers_of_version_2_do_not_go_together() -> None:
+    """Of neighbours, blocks, workers, rounds: correlations within five standard errors."""
+    n = 2**16
+    rows = np.concatenate([long_draws([0, 1, 2, 3], k).cut(slice(0, n))() for k in range(4)]).astype(np.float64)
+    rows = np.concatenate([rows, rows[:1, ::-1], np.roll(rows[:1], 1), np.roll(rows[:1], 2**15)])
+    between = np.corrcoef(rows) - np.eye(len(rows))
+    assert np.abs(between).max() < 5 / n**0.5
+    steps = (rows[:4] * 16).astype(np.int64)
+    counts = np.bincount((steps[:, 1:] * 16 + steps[:, :-1]).ravel(), minlength=256)  # of pairs of neighbours
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 255 + 6 * 510**0.5

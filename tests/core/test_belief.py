@@ -140,9 +140,7 @@ class Worker:
         if isinstance(self.codec, BlockCodec):  # some blocks are no news
             for where in self.codec.blocks.slices(P)[k % 3 :: 2]:
                 said[:, where] = 0
-        [message], _ = self.speaker.pack(
-            k, said, HERE, functools.partial(counter.rounding_noise, SEED, k, np.arange(1), P)
-        )
+        [message], _ = self.speaker.pack(k, said, HERE, counter.Draws(SEED, k, np.arange(1), P))
         pending = self.speaker.pending
         assert pending is not None
         decoded = self.codec.decode([message], self.like) if pending.decoded is None else pending.decoded
@@ -384,7 +382,7 @@ W = 4
 def mean(speaker: Speaker, listener: Listener, k: int, rows: Array, who: npt.NDArray[np.int64], path: str) -> Any:
     """Let workers say what they mean in one of the ways of `Workers`; return the news."""
     said = speaker.to_say(rows, who)
-    draws = functools.partial(counter.rounding_noise, SEED, k, who, P)
+    draws = counter.Draws(SEED, k, who, P)
     if path == "messages":
         return listener.take(speaker.pack(k, said, who, draws)[0], who, k=k)
     decoded, bits = speaker.say(said, who, draws)

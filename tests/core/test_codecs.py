@@ -15,10 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lasg.core import codecs
+from lasg import counter
+from lasg.core.arrays import CACHED, code_type
 from lasg.core.codec_names import parse
-from lasg.core.codecs import QSGD, Dense
+from lasg.core.codecs import QSGD, Dense, StatefulCodec
+from lasg.core.grids import Grid, Sign, Uniform
+from lasg.core.message_bits import pack_bits, unpack_bits
 from lasg.core.own_codec import as_codec
+from lasg.core.sparse import TopK, largest_of_long
 from lasg.errors import LasgError
 from tests.core.toy import KINDS, as_kind, numpy_of
 
@@ -295,12 +299,123 @@ def test_rows_decoded_from_dense_messages_may_be_written_to() -> None:
     assert decoded.flags.writeable
 
 
-@pytest.mark.parametrize("bits", range(2, 17))
-@pytest.mark.parametrize("p", [1, 7, 8, 33])
+@pytest.mark.parametrize("bits", range(1, 19))
+@pytest.mark.parametrize("p", [0, 1, 7, 8, 33, CACHED + 13])
 def test_codes_are_packed_without_gaps_most_significant_bit_first(bits: int, p: int) -> None:
-    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, p)).astype(np.uint16)
-    text = ["".join(f"{code:0{bits}b}" for code in row).ljust(-(-bits * p // 8) * 8, "0") for row in codes.tolist()]
-    expected = [int(row, 2).to_bytes(len(row) // 8, "big") for row in text]
-    packed = codecs._pack(codes, bits)
-    assert [row.tobytes() for row in packed] == expected
-    np.testing.assert_array_equal(codecs._unpack(packed, bits, p), codes)
+    codes = np.random.default_rng(bits).integers(0, 2**bits, p).astype(code_type(bits))
+    text = "".join(f"{code:0{bits}b}" for code in codes.tolist()).ljust(-(-bits * p // 8) * 8, "0")
+    packed = pack_bits(codes, bits)
+    assert packed == int(text or "0", 2).to_bytes(len(text) // 8, "big")
+    unpacked = unpack_bits(packed, bits, p)
+    assert unpacked.dtype == codes.dtype
+    np.testing.assert_array_equal(unpacked, codes)
+
+
+# -- long vectors, which are worked on in pieces --------------------------------------------------------------------
+
+LONG = 2 * CACHED + 1234
+
+
+def long_row() -> npt.NDArray[np.float32]:
+    row = np.random.default_rng(5).standard_t(2, LONG).astype(np.float32)
+    row[:700], row[CACHED - 3 : CACHED + 3] = 0, -0.0
+    return row
+
+
+def slow_qsgd(row: npt.NDArray[np.float32], u: npt.NDArray[np.float64], bits: int, bucket: int) -> list[float]:
+    """The definition, number by number."""
+    s, decoded = 2 ** (bits - 1) - 1, []
+    for start in range(0, len(row), bucket):
+        values = row[start : start + bucket].astype(float).tolist()
+        norm = float(np.float32(math.sqrt(math.fsum(x * x for x in values))))
+        for x, draw in zip(values, u[start : start + bucket].tolist(), strict=True):
+            level = min(math.floor(abs(x) * (s / norm if norm else s) + draw), s)
+            decoded.append(math.copysign(level * (norm / s), x) if level else 0.0)
+    return decoded
+
+
+@pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (3, 1000), (8, LONG), (2, CACHED + 1), (12, 77)])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_long_vector_is_quantised_as_by_the_definition(bits: int, bucket: int, kind: str) -> None:
+    row, draws = long_row(), counter.Draws(3, 7, [1], LONG)
+    codec = QSGD(bits=bits, bucket=None if bucket == LONG else bucket)
+    rows = as_kind(row[None], kind, "float32")
+    message = codec.encode(rows, draws)
+    decoded = numpy_of(codec.decode(message, rows[0]))
+    np.testing.assert_array_equal(decoded[0], np.array(slow_qsgd(row, draws()[0], bits, bucket), np.float32))
+    np.testing.assert_array_equal(numpy_of(codec.transmit(rows, draws)[0]), decoded)
+    assert codec.encode(rows, partial(np.copy, draws())) == message
+    said = codec.quantise(rows, draws)
+    np.testing.assert_array_equal(numpy_of(codec.restore(said, rows[0])), decoded)
+
+
+@pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (3, 1000), (8, CACHED + 1), (12, 77)])
+def test_the_longest_vectors_are_rounded_in_single_precision(bits: int, bucket: int) -> None:
+    """By numbers of version 2, which any part of such a vector has."""
+    row, draws = long_row(), counter.Draws(3, 7, [1], counter.LONG + LONG).cut(slice(99, 99 + LONG))
+    codec, s = QSGD(bits=bits, bucket=bucket), 2 ** (bits - 1) - 1
+    norms = bucket_norms(row.astype(np.float64), bucket).astype(np.float32)
+    scales = np.where(norms > 0, s / np.where(norms > 0, norms, 1).astype(np.float64), 0).astype(np.float32)
+    levels = np.minimum(np.floor(np.abs(row) * scales + draws()[0]), np.float32(s))
+    expected = np.sign(row) * levels.astype(np.float64) * (norms.astype(np.float64) / s)
+    decoded = codec.decode(codec.encode(row[None], draws), row)[0]
+    np.testing.assert_array_equal(decoded, expected.astype(np.float32))
+    np.testing.assert_array_equal(codec.transmit(row[None], draws)[0][0], decoded)
+    coded = parse(f"qsgd{bits}:{bucket}+ec")
+    assert isinstance(coded, StatefulCodec)
+    messages, state = coded.update(row[None], draws, coded.init(1, row))
+    np.testing.assert_array_equal(coded.decode_with(messages, row, draws, state)[0][0], decoded)
+
+
+@pytest.mark.parametrize("name", ["uniform3", "grid0.25", "sign:512", "sign:40000", "topk0.001:float", "dense"])
+def test_the_pieces_of_a_long_vector_fit(name: str) -> None:
+    """What the codecs make of a long vector, by their definitions in whole arrays."""
+    row, codec = long_row(), parse(name)
+    expected = row.astype(np.float64)
+    if isinstance(codec, Uniform):
+        radius = float(np.nextafter(np.abs(row).max(), np.float32(np.inf)))
+        expected = (2 / 7 * np.floor((expected + radius) / (2 * radius) * 7 + 0.5) - 1) * radius
+    elif isinstance(codec, Sign):
+        ends = np.arange(0, LONG, codec.bucket)
+        sizes = np.add.reduceat(np.abs(expected), ends) / np.diff([*ends, LONG])
+        expected = np.where(row < 0, -1, 1) * np.repeat(np.float32(sizes), np.diff([*ends, LONG]))
+    elif isinstance(codec, Grid):
+        for exponent in range(100, -100, -1):
+            t = 2.0 ** (exponent / 4)
+            expected = np.sign(row) * np.floor(np.abs(row.astype(np.float64)) / t + 0.4) * t
+            if ((row - expected) ** 2).sum() <= codec.beta * (row.astype(np.float64) ** 2).sum():
+                break
+    elif isinstance(codec, TopK):
+        expected[np.argsort(-np.abs(expected), kind="stable")[round(0.001 * LONG) :]] = 0
+    decoded = codec.decode(codec.encode(row[None], no_noise), row)
+    np.testing.assert_array_equal(decoded[0], np.float32(expected))
+
+
+@pytest.mark.parametrize("p", [2**17 + 5, 2**18])
+@pytest.mark.parametrize("kind", ["normal", "cauchy", "few", "equal", "falling"])
+def test_the_largest_entries_of_a_long_vector_are_the_largest(kind: str, p: int) -> None:
+    """By the bound from a sample, and where the sample says little."""
+    rng = np.random.default_rng(p)
+    rows = {
+        "normal": rng.standard_normal(p),
+        "cauchy": rng.standard_cauchy(p),
+        "few": np.where(rng.random(p) < 0.0005, rng.standard_normal(p), 0.0),
+        "equal": np.sign(rng.standard_normal(p)),
+        "falling": np.where(np.arange(p) % (p // 2**14), 1e6, 1.0) - np.arange(p),
+    }
+    row = rows[kind].astype(np.float32)
+    for k in (1, 100, p // 100, p // 3):
+        expected = np.sort(np.argsort(-np.abs(row), kind="stable")[:k])
+        np.testing.assert_array_equal(largest_of_long(row, k), expected)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_part_of_the_draws_is_what_all_of_them_have_there(n: int) -> None:
+    p = 2 * counter.PIECE + 5
+    draws = counter.Draws(-4, np.arange(n), np.arange(n), p)
+    every = draws()
+    assert every.shape == (n, p)
+    for start, end in ((0, 1), (0, p), (counter.PIECE - 1, counter.PIECE + 1), (7, p - 1)):
+        found = draws.part(slice(n - 1, n), slice(start, end), np.empty((1, end - start)))
+        np.testing.assert_array_equal(found, every[n - 1 :, start:end])
+        np.testing.assert_array_equal(draws.cut(slice(start, end))(), every[:, start:end])

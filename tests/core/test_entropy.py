@@ -53,7 +53,7 @@ def qsgd(bits: int, p: int, bucket: int | None = 512, *, heavy: bool = False) ->
     rng = np.random.default_rng(bits)
     rows = rng.standard_t(3, (1, p)) if heavy else rng.standard_normal((1, p))
     codec = QSGD(bits=bits, bucket=bucket)
-    _, levels = codec._quantise(rows, lambda: rng.random(rows.shape))
+    levels = codec.quantise(rows, lambda: rng.random(rows.shape)).symbols
     flat: Symbols = levels.reshape(-1)[:p].astype(np.int32)
     return flat
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,8 @@ Array: TypeAlias = Any
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+# Unsigned integers of few bits.
+Codes: TypeAlias = npt.NDArray[Any]
 
 
 # Up to so many entries the vectors of many workers are treated at once; more in pieces, without temporaries for all.
@@ -35,6 +37,8 @@ AT_ONCE = 1 << 18
 BLOCK = 1 << 16
 # Of longer vectors, a large model's, everything of their length is kept in the run's precision, and few copies of it.
 LONG = 1 << 20
+# What is computed from them entry by entry, in several steps, stays in the cache so. A multiple of 8.
+CACHED = 1 << 15
 # Up to so many flags are counted as bytes.
 FEW = 256
 
@@ -47,11 +51,34 @@ def pieces(rows: int, p: int) -> list[slice]:
 
 @functools.cache
 def runs_of_buckets(p: int, bucket: int | None) -> tuple[tuple[slice, slice], ...]:
-    """Cut p entries into runs of whole buckets that stay in the cache, and what is left: the entries, the buckets."""
+    """Cut p entries into runs that stay in the cache, of whole buckets or pieces of one: the entries, the buckets."""
     size = bucket or p
-    whole, step = p // size, max(1, BLOCK // size)
+    if size > CACHED:
+        starts = [(b, i) for b in range(-(-p // size)) for i in range(b * size, min((b + 1) * size, p), CACHED)]
+        return tuple((slice(i, min(i + CACHED, (b + 1) * size, p)), slice(b, b + 1)) for b, i in starts)
+    whole, step = p // size, CACHED // size
     ends = [*range(0, whole, step), whole, *([whole + 1] if whole * size < p else [])]
     return tuple((slice(a * size, min(b * size, p)), slice(a, b)) for a, b in itertools.pairwise(ends))
+
+
+Tile: TypeAlias = tuple[tuple[slice, slice], slice]
+
+
+def tiles(shape: tuple[int, ...], bucket: int | None = None) -> Iterator[Tile]:
+    """Cut rows `(n, p)` into tiles that stay in the cache: which rows and entries, and which buckets these are.
+
+    A tile has whole buckets, or a piece of one.
+    """
+    n, p = shape
+    few = max(1, CACHED // max(p, 1))
+    for i in range(0, n, few):
+        for entries, buckets in runs_of_buckets(p, bucket):
+            yield (slice(i, i + few), entries), buckets
+
+
+def code_type(bits: int) -> type[np.integer[Any]]:
+    """Return the smallest unsigned integers that have so many bits; beyond 32 int64, as positions are."""
+    return np.uint8 if bits <= 8 else np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.int64
 
 
 def count_set(flags: Mask) -> int:
@@ -320,9 +347,14 @@ LARGEST_ENTRY = 2.0**126
 _FLOAT32_END = float(np.finfo(np.float32).max)
 
 
+def largest_magnitude(values: npt.NDArray[Any], axis: int | None = None) -> Any:
+    """Return max |x|, 0 of nothing, without a temporary; NaN where there is one."""
+    return np.maximum(values.max(axis, initial=0), -values.min(axis, initial=0))
+
+
 def check_entries(values: npt.NDArray[Any], so: str) -> None:
     """Refuse to say what is not finite, or so large that float32 has no number for it."""
-    if not np.abs(values).max(initial=0) <= LARGEST_ENTRY:
+    if not largest_magnitude(values) <= LARGEST_ENTRY:
         raise Diverged(
             f"a gradient is not finite, or beyond 2^126 in an entry, so {so}: the run diverged, take a smaller eta"
         )
@@ -330,5 +362,5 @@ def check_entries(values: npt.NDArray[Any], so: str) -> None:
 
 def check_decoded(values: npt.NDArray[Any]) -> None:
     """Refuse what no message says: what is not finite, or would not be in float32."""
-    if not np.abs(values).max(initial=0) <= _FLOAT32_END:
+    if not largest_magnitude(values) <= _FLOAT32_END:
         raise LasgError("a message decodes to numbers that are not finite: it is damaged")

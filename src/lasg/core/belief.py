@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lasg import counter
 from lasg.core.arrays import (
@@ -336,13 +335,13 @@ class Listener:
 
     def _noise(self, k: int | IntArray | None, who: IntArray) -> Noise:
         """Return what draws the noise that messages of a round, or of one each, were made with."""
+        if self.seed is not None and k is not None:
+            return counter.Draws(self.seed, k, who, self.like.shape[-1])
 
-        def draw() -> npt.NDArray[np.float64]:
-            if self.seed is None or k is None:
-                raise LasgError(f"{self.codec.name} decodes with the noise of a round: give the seed, and the round")
-            return counter.rounding_noise(self.seed, k, who, self.like.shape[-1])
+        def refuse() -> FloatArray:
+            raise LasgError(f"{self.codec.name} decodes with the noise of a round: give the seed, and the round")
 
-        return draw
+        return refuse
 
     def _decode(self, messages: Sequence[bytes], who: IntArray, k: IntArray | None) -> Array:
         """Return the rows of messages; a codec that remembers has then heard them."""

@@ -6,21 +6,24 @@ exactly the rows that the server uses. The bits of an upload are 8 x the length 
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lasg.core.arrays import Array, cast, check_decoded, float64, host, namespace, runs_of_buckets, zeros
-from lasg.core.message_bits import DIGITS, floats_of, integers_of
+from lasg import counter
+from lasg.core.arrays import CACHED, Array, Codes, FloatArray, IntArray, cast, check_decoded, code_type, host, tiles
+from lasg.core.message_bits import DIGITS, floats_of, integers_of, pack_bits, unpack_bits
 from lasg.errors import Diverged, LasgError
 
-# Gives uniform numbers in [0, 1), one per entry of the rows, drawn only if a codec asks for them.
-Noise: TypeAlias = Callable[[], npt.NDArray[np.float64]]
+# Gives uniform numbers in [0, 1), one per entry of the rows, drawn only if a codec asks for them. lasg's own
+# (`counter.Draws`) also gives those of a part of the rows. Of long vectors they are in single precision.
+Noise: TypeAlias = Callable[[], FloatArray]
 # What a stage remembers: arrays by name, each with a row per worker.
 State: TypeAlias = dict[str, Array]
 # The shapes of the tensors that lie one after the other in a vector.
@@ -131,7 +134,7 @@ class Integers(NamedTuple):
 
     scales: npt.NDArray[np.int32]
     """Integers `(n, q)` that change little from message to message: exponents, or float32 numbers as integers."""
-    symbols: npt.NDArray[np.int32]
+    symbols: IntArray
     """An integer per entry, `(n, p)`."""
 
 
@@ -216,37 +219,42 @@ class QSGD(IntegerCodec):
 
     def encode(self, rows: Array, noise: Noise) -> list[bytes]:
         """Turn rows into messages: the norms, then sign and level of every entry, packed, padded to bytes."""
-        norms, levels = map(host, self._quantise(rows, noise))
-        codes = np.abs(levels).astype(np.uint16)
-        codes |= (levels < 0).astype(np.uint16) << np.uint16(self.bits - 1)
-        packed = _pack(codes, self.bits)
-        heads = norms.astype("<f4").view(np.uint8).reshape(len(rows), -1)
-        return [head.tobytes() + body.tobytes() for head, body in zip(heads, packed, strict=True)]
+        norms, codes = self._codes(host(rows), noise)
+        heads = norms.astype("<f4")
+        return [head.tobytes() + pack_bits(row, self.bits) for head, row in zip(heads, codes, strict=True)]
 
     def decode(self, messages: Sequence[bytes], like: Array) -> Array:
         """Turn messages into rows."""
-        p, buckets = len(like), self._buckets(len(like))
+        p, head = len(like), 4 * self._buckets(len(like))
         data = bytes_of(messages, self.length(p))
-        norms = np.ascontiguousarray(data[:, : 4 * buckets]).view("<f4")
+        norms = np.ascontiguousarray(data[:, :head]).view("<f4")
         check_decoded(norms)
-        codes = _unpack(data[:, 4 * buckets :], self.bits, p)
-        magnitude = np.arange(self.levels + 1, dtype=np.float64)
-        meaning = np.concatenate([magnitude, -magnitude])  # of every code: its highest bit is the sign
-        return cast(self._join(norms.astype(np.float64), codes, host(like[:0]), meaning), like)
+        rows = np.empty((len(messages), p), host(like[:0]).dtype)
+        for i, message in enumerate(data):
+            codes = unpack_bits(message[head:], self.bits, p)
+            self._join(norms[i : i + 1], codes[None], rows[i : i + 1])
+        return cast(rows, like)
 
     def transmit(self, rows: Array, noise: Noise) -> tuple[Array, int]:
         """Return what `decode(encode(rows))` would, and its bits, without packing."""
-        norms, levels = self._quantise(rows, noise)
-        return cast(self._join(float64(norms), levels, rows), rows), 8 * self.length(rows.shape[-1]) * len(rows)
+        values = host(rows)
+        norms, codes = self._codes(values, noise)
+        decoded = self._join(norms, codes, np.empty(values.shape, values.dtype))
+        return cast(decoded, rows), 8 * self.length(rows.shape[-1]) * len(rows)
 
     def quantise(self, rows: Array, noise: Noise) -> Integers:
         """Return the norms, and the signed levels."""
-        norms, levels = map(host, self._quantise(rows, noise))
-        return Integers(integers_of(norms), levels.astype(np.int32))
+        norms, codes = self._codes(host(rows), noise)
+        symbols = np.empty(codes.shape, np.int32)
+        meanings = _meanings(self.bits).astype(np.int32)
+        for part, _ in tiles(codes.shape):
+            meanings.take(codes[part], out=symbols[part], mode="clip")
+        return Integers(integers_of(norms), symbols)
 
     def restore(self, said: Integers, like: Array) -> Array:
         """Return norm times level / s."""
-        return cast(self._join(floats_of(said.scales), said.symbols, host(like[:0])), like)
+        rows = np.empty(said.symbols.shape, host(like[:0]).dtype)
+        return cast(self._join(floats_of(said.scales), said.symbols, rows, signed=True), like)
 
     def scales(self, p: int) -> int:
         """A norm per bucket."""
@@ -268,63 +276,72 @@ class QSGD(IntegerCodec):
         """Bytes of a message: a float32 norm per bucket, then the packed entries."""
         return 4 * self._buckets(p) + -(-self.bits * p // 8)
 
-    def _quantise(self, rows: Array, noise: Noise) -> tuple[Array, Array]:
-        """Return the norms `(n, buckets)` in float32 and the signed levels `(n, p)`."""
-        (n, p), parts = rows.shape, runs_of_buckets(rows.shape[-1], self.bucket)
-        if len(parts) == 1:
-            values = float64(rows).reshape(n, self._buckets(p), -1)
-            norms = self._norms(values)
-            return norms, self._levels(values, float64(norms), cast(noise(), values)).reshape(n, p)
-        xp, like = namespace(rows), float64(rows[:0])
-        draws, norms = cast(noise(), like), zeros((n, self._buckets(p)), like)
-        levels = xp.empty((n, p), dtype=xp.int16, **({} if xp is np else {"device": like.device}))
-        for entries, buckets in parts:
-            values = float64(rows[:, entries]).reshape(n, buckets.stop - buckets.start, -1)
-            norms[:, buckets] = self._norms(values)
-            levels[:, entries] = self._levels(values, norms[:, buckets], draws[:, entries]).reshape(n, -1)
-        return (norms.astype(np.float32) if xp is np else norms.float()), levels
+    def _codes(self, rows: FloatArray, noise: Noise) -> tuple[npt.NDArray[np.float32], Codes]:
+        """Return the norms `(n, buckets)`, and sign and level of every entry, the sign in the highest bit."""
+        norms, (draw, precision) = self._norms(rows), part_of(noise)
+        scales = (self.levels / np.where(norms > 0, norms, 1).astype(np.float64))[..., None].astype(precision)
+        codes = np.empty(rows.shape, code_type(self.bits))
+        room = np.empty((2, min(rows.size, CACHED)), precision)
+        for (some, entries), buckets in tiles(rows.shape, self.bucket):
+            values, rounded = rows[some, entries], codes[some, entries]
+            levels, draws = (place[: values.size].reshape(values.shape) for place in room)
+            np.abs(values, out=levels, casting="same_kind")
+            by_bucket = levels.reshape(len(values), buckets.stop - buckets.start, -1)
+            by_bucket *= scales[some, buckets]
+            levels += draw(some, entries, draws)
+            np.copyto(rounded, levels, casting="unsafe")  # rounds down
+            if rounded.max(initial=0) > self.levels:  # the norm is rounded to float32: an entry can exceed it by a hair
+                np.minimum(rounded, self.levels, out=rounded)
+            signs = np.signbit(values)
+            signs &= rounded != 0
+            rounded |= signs.view(np.uint8) * codes.dtype.type(1 << (self.bits - 1))
+        return norms, codes
 
-    def _norms(self, values: Array) -> Array:
-        """Return the norms of buckets `(n, buckets, entries)`, in float32; a short bucket counts as filled with 0."""
-        xp = namespace(values)
+    def _norms(self, rows: FloatArray) -> npt.NDArray[np.float32]:
+        """Return the norm of every bucket, `(n, buckets)`."""
+        sums, room = np.zeros((len(rows), self._buckets(rows.shape[-1]))), np.empty(min(rows.size, CACHED))
         with np.errstate(over="ignore"):  # the check below says it better
-            squares = values * values
-            if self.bucket is not None and values.shape[-1] < self.bucket:
-                filled = zeros((*values.shape[:-1], self.bucket), values)
-                filled[..., : values.shape[-1]] = squares
-                squares = filled
-            norms = xp.sqrt(squares.sum(-1))
-            norms = norms.astype(np.float32) if xp is np else norms.float()
-        if not bool(xp.isfinite(norms).all()):
+            for (some, entries), buckets in tiles(rows.shape, self.bucket):
+                values = rows[some, entries]
+                squares = room[: values.size].reshape(len(values), buckets.stop - buckets.start, -1)
+                np.copyto(squares, values.reshape(squares.shape))
+                squares *= squares
+                sums[some, buckets] += squares.sum(-1)
+            norms = np.sqrt(sums).astype(np.float32)
+        if not np.isfinite(norms).all():
             raise Diverged("a gradient is not finite, so it cannot be quantised: the run diverged, take a smaller eta")
         return norms
 
-    def _levels(self, values: Array, norms: Array, draws: Array) -> Array:
-        """Return the signed levels of buckets `(n, buckets, entries)`, given their norms."""
-        xp = namespace(values)
-        safe = xp.where(norms > 0, norms, xp.ones_like(norms))
-        levels = xp.abs(values)
-        levels *= (self.levels / safe)[..., None]
-        levels += draws.reshape(levels.shape)
-        xp.floor(levels, out=levels)
-        # The norm is rounded to float32, so an entry can exceed it by a hair.
-        levels = levels.clip(0, self.levels)
-        levels *= xp.sign(values)
-        levels += 0.0  # no -0.0: a message has none
-        return levels
-
-    def _join(self, norms: Array, levels: Array, like: Array, meaning: Array = None) -> Array:
-        """Return norm times level / s for levels `(n, p)`, or codes of that meaning, in the dtype of `like` if long."""
-        scales, (n, p) = (norms / self.levels)[..., None], levels.shape
-        parts = runs_of_buckets(p, self.bucket)
-        rows = zeros((n, p), like) if len(parts) > 1 else None
-        for entries, buckets in parts:
-            part = levels[:, entries] if meaning is None else meaning.take(levels[:, entries])
-            joined = (part.reshape(n, buckets.stop - buckets.start, -1) * scales[:, buckets]).reshape(n, -1)
-            if rows is None:
-                return joined
-            rows[:, entries] = joined
+    def _join(self, norms: FloatArray, codes: Codes, rows: FloatArray, *, signed: bool = False) -> FloatArray:
+        """Fill rows with norm times level / s, given codes, or signed levels; return them."""
+        scales, meanings = (norms.astype(np.float64) / self.levels)[..., None], _meanings(self.bits)
+        room = np.empty(min(rows.size, CACHED))
+        for (some, entries), buckets in tiles(rows.shape, self.bucket):
+            part = codes[some, entries]
+            values = room[: part.size].reshape(part.shape)
+            if signed:
+                np.copyto(values, part)
+            else:
+                meanings.take(part, out=values, mode="clip")
+            by_bucket = values.reshape(len(part), buckets.stop - buckets.start, -1)
+            by_bucket *= scales[some, buckets]
+            rows[some, entries] = values
         return rows
+
+
+@functools.cache
+def _meanings(bits: int) -> npt.NDArray[np.float64]:
+    """Return the level that every code means: its highest bit is the sign."""
+    magnitudes = np.arange(1 << (bits - 1), dtype=np.float64)
+    return np.concatenate([magnitudes, -magnitudes])
+
+
+def part_of(noise: Noise) -> tuple[Callable[[slice, slice, FloatArray], FloatArray], np.dtype[Any]]:
+    """Return what gives the noise of some rows and entries, and its precision; it may use the room that it gets."""
+    if isinstance(noise, counter.Draws):
+        return noise.part, noise.dtype
+    drawn = noise()
+    return lambda rows, entries, room: drawn[rows, entries], drawn.dtype  # noqa: ARG005
 
 
 def bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
@@ -332,37 +349,5 @@ def bytes_of(messages: Sequence[bytes], length: int) -> npt.NDArray[np.uint8]:
     for message in messages:
         if len(message) != length:
             raise LasgError(f"a message of {length} bytes was expected, {len(message)} came: refused")
-    return np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), length)
-
-
-def _pack(codes: npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint8]:
-    """Pack the low `bits` of every code, most significant bit first, rows padded to whole bytes."""
-    if bits == 16:
-        return np.ascontiguousarray(codes.astype(">u2")).view(np.uint8)
-    if 8 % bits == 0:  # so many codes fill a byte: shifts are quicker than single bits
-        fit = 8 // bits
-        padded = np.zeros((len(codes), -(-codes.shape[1] // fit) * fit), np.uint8)
-        padded[:, : codes.shape[1]] = codes
-        packed = padded[:, ::fit] << np.uint8(8 - bits)
-        for i in range(1, fit):
-            packed |= padded[:, i::fit] << np.uint8(8 - bits * (i + 1))
-        return packed
-    as_bytes = codes.astype(">u2").view(np.uint8).reshape(*codes.shape, 2)
-    spread = np.unpackbits(as_bytes, axis=-1)[..., 16 - bits :]
-    return np.packbits(spread.reshape(len(codes), -1), axis=-1)
-
-
-def _unpack(packed: npt.NDArray[np.uint8], bits: int, p: int) -> npt.NDArray[np.uint16]:
-    """Undo `_pack` for rows of `p` codes."""
-    if bits == 16:
-        return np.ascontiguousarray(packed).view(">u2").astype(np.uint16)
-    if 8 % bits == 0:
-        fit, mask = 8 // bits, np.uint8(2**bits - 1)
-        codes = np.empty((len(packed), packed.shape[1] * fit), np.uint8)
-        for i in range(fit):
-            codes[:, i::fit] = (packed >> np.uint8(8 - bits * (i + 1))) & mask
-        return codes[:, :p].astype(np.uint16)
-    spread = np.unpackbits(packed, axis=-1, count=bits * p).reshape(len(packed), p, bits)
-    padded = np.zeros((len(packed), p, 16), np.uint8)
-    padded[..., 16 - bits :] = spread
-    return np.packbits(padded, axis=-1).view(">u2")[..., 0].astype(np.uint16)
+    together = messages[0] if len(messages) == 1 else b"".join(messages)  # one is not copied
+    return np.frombuffer(together, np.uint8).reshape(len(messages), length)

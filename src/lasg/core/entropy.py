@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lasg import counter
 from lasg.core.adaptive_coding import INT32_HIGHEST, INT32_LOWEST, AdaptiveCoder, Ints
 from lasg.core.arrays import FloatArray, IntArray
 from lasg.core.bit_packing import (
@@ -44,11 +45,18 @@ __all__ = [
     "decode_symbols",
     "encode_positions",
     "encode_symbols",
+    "format_for",
     "take_positions",
 ]
 
 FORMAT = 3
 """Changes whenever a message or a state would mean something else."""
+
+
+def format_for(p: int) -> int | str:
+    """Return the format of messages of p entries; those of long vectors are coded given numbers of a version."""
+    return FORMAT if p <= counter.LONG else f"{FORMAT}, rounded by version {counter.ROUNDING}"
+
 
 # -- symbols ---------------------------------------------------------------------------------------------------------
 #

@@ -5,12 +5,10 @@ All vectors are stacked, `(W, p)`. W is M in a simulation and 1 in a process tha
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lasg import counter
 from lasg.core.algorithms import Stages
@@ -258,7 +256,7 @@ class Workers:
         if broken is not None:  # what is not finite has no message, and no error: it is said by nobody
             said = copy(wanted)
             said[np.flatnonzero(broken[who])] = 0
-        message = self.stages.codec.transmit(said, functools.partial(self._noise, now.k, who, said.shape[-1]))[0]
+        message = self.stages.codec.transmit(said, self._noise(now.k, who, said.shape[-1]))[0]
         return now._replace(message=message, error=wanted - message)
 
     def _said(self, decoded: Array, who: IntArray | slice) -> None:
@@ -317,7 +315,7 @@ class Workers:
             said = speaker.to_say(contributions[places], senders)
             if self.by_block is not None:
                 masks.append(self.by_block.clear(said, saying, senders))
-            decoded, bits = speaker.say(said, senders, functools.partial(self._noise, k, senders, p))
+            decoded, bits = speaker.say(said, senders, self._noise(k, senders, p))
             self._said(decoded, senders)
             changed = listener.hear(decoded, senders)
             return listener.news(changed), (), bits, masks[0] if masks else None
@@ -327,7 +325,7 @@ class Workers:
         messages: list[bytes] = []
         bits = 0
         for some in pieces(len(who), p) if listener is None else listener.pieces(len(who)):
-            mine, noise = view_of(who[some]), functools.partial(self._noise, k, who[some], p)
+            mine, noise = view_of(who[some]), self._noise(k, who[some], p)
             said = speaker.to_say(contributions[view_of(standing[some])], mine, in_place=self._may_write)
             if self.by_block is not None:
                 masks.append(self.by_block.clear(said, saying, mine))
@@ -353,9 +351,9 @@ class Workers:
         """Return what it means that nobody here uploads: nothing, or where news are the whole, the same as before."""
         return self.listener.news(None) if self.listener is not None and self.listener.whole else None
 
-    def _noise(self, k: int, senders: IntArray | slice, p: int) -> npt.NDArray[np.float64]:
-        """Return uniform numbers for each sender and entry."""
-        return counter.rounding_noise(self.seed, k, self.ids[senders], p)
+    def _noise(self, k: int, senders: IntArray | slice, p: int) -> counter.Draws:
+        """Return what draws uniform numbers for each sender and entry."""
+        return counter.Draws(self.seed, k, self.ids[senders], p)
 
     def _remember(
         self, now: Record, uploaded: Mask, who: IntArray, places: IntArray | slice, saying: Mask | None

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 import lasg
+from lasg import counter
 from lasg.core.arrays import host
 from lasg.errors import LasgError, missing_extra
 from lasg.runs import seals
@@ -331,5 +332,6 @@ def _blas() -> str:
 def versions() -> dict[str, str]:
     """Return the versions that decide a run's numbers."""
     ours = {"lasg": lasg.__version__, "python": platform.python_version(), "numpy": np.__version__, "blas": _blas()}
+    ours["rounding"] = str(counter.ROUNDING)
     torch = sys.modules.get("torch")
     return ours if torch is None else {**ours, "torch": str(torch.__version__)}

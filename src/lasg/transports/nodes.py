@@ -20,7 +20,7 @@ from lasg.core.algorithms import Stages
 from lasg.core.arrays import Array, FloatArray, IntArray, all_finite, cast, checksum, float64, host, norms
 from lasg.core.belief import NEVER, Listener, is_chained
 from lasg.core.clipping import Clipped
-from lasg.core.entropy import FORMAT
+from lasg.core.entropy import format_for
 from lasg.core.messages import BlockTerms, Request
 from lasg.core.optimizers import Optimizer, lengthen, with_averages
 from lasg.core.rules import REPORTED
@@ -59,7 +59,7 @@ def agreed_settings(stages: Stages, D: float, seed: int, like: Array, buffers: B
         "seed": seed,
         "parameters": int(like.shape[-1]),
         "dtype": str(host(like).dtype),
-        "format of coded messages": FORMAT,
+        "format of coded messages": format_for(int(like.shape[-1])),
         **({} if buffers is None else {"buffers": buffers.layout}),
     }
 

@@ -8,13 +8,11 @@ themselves to everybody would be R - 1. The price is a second rounding, of the s
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lasg import counter
-from lasg.core.arrays import IntArray
+from lasg.core.arrays import IntArray, add_to
 from lasg.core.codecs import Codec
 from lasg.core.messages import Uploads
 from lasg.transports.routes import ONWARDS, PIECES, Route, Setup
@@ -54,8 +52,8 @@ class QuantisedSum:
         assert own.news is not None
         self.k = k
         row = self.links.wire(own.news.vector).to(self.setup.dtype)
-        draws = self._uniforms(counter.QUANTISER, self.setup.p)
-        return {rank: self._encode(row[piece], draws[piece]) for rank, piece in self.served.items()}
+        draws = self._draws(counter.QUANTISER, self.setup.p)
+        return {rank: self._encode(row[piece], draws.cut(piece)) for rank, piece in self.served.items()}
 
     def finish(self, k: int, own: dict[int, Tensor], sizes: IntArray, route: Route) -> Tensor:  # noqa: ARG002
         """Return the sum of all ranks' vectors, in double precision."""
@@ -65,7 +63,10 @@ class QuantisedSum:
             messages[links.rank] = self._sum_of_own_piece(own[links.rank])
             sends = dict.fromkeys(links.others, messages[links.rank])
         links.exchange(sends, messages, "sums", ONWARDS)
-        return torch.cat([self._decode(message, rank) for rank, message in messages.items()]).double()
+        total = torch.empty(self.setup.p, dtype=torch.float64)
+        for rank, message in messages.items():
+            total[self.served[rank]] = self._decode(message, rank)
+        return total
 
     def _sum_of_own_piece(self, own: Tensor) -> Tensor:
         """Add up what all ranks say of the piece that this rank serves; return the message of the sum."""
@@ -74,15 +75,15 @@ class QuantisedSum:
         parts[mine] = own
         total = torch.zeros(len(self._like[mine]), dtype=torch.float64)
         for rank in range(self.links.ranks):
-            total += self._decode(parts[rank], mine)
-        return self._encode(total.to(self.setup.dtype), self._uniforms(counter.SUM, len(total)))
+            add_to(total, self._decode(parts[rank], mine))
+        return self._encode(total.to(self.setup.dtype), self._draws(counter.SUM, len(total)))
 
-    def _uniforms(self, purpose: int, count: int) -> npt.NDArray[np.float64]:
+    def _draws(self, purpose: int, count: int) -> counter.Draws:
         """Return uniform numbers, a function of (seed, purpose, rank, round)."""
-        return counter.uniforms(counter.keys(self.seed, purpose, [self.links.rank], self.k)[0, 0], count)
+        return counter.Draws(self.seed, self.k, [self.links.rank], count, purpose)
 
-    def _encode(self, row: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        return torch.frombuffer(bytearray(self.codec.encode(row[None], lambda: draws[None])[0]), dtype=torch.uint8)
+    def _encode(self, row: Tensor, draws: counter.Draws) -> Tensor:
+        return torch.frombuffer(bytearray(self.codec.encode(row[None], draws)[0]), dtype=torch.uint8)
 
     def _decode(self, message: Tensor, rank: int) -> Tensor:
         """Return a message of the piece that a rank serves as a vector."""
