@@ -352,7 +352,7 @@ def summary(
         back = [said["at"] for said in field.rounds[host] if said["at"] > at + lasting]
         if back:  # the benchmark may end before
             away.append(min(back) - at - lasting)
-    row: dict[str, Any] = {"seconds": seconds, "rounds": len(times), "round_seconds": round(median, 3)}
+    row: dict[str, Any] = {"seconds": round(seconds, 1), "rounds": len(times), "round_seconds": round(median, 3)}
     if usual:
         row["goodput"] = round(len(times) * usual / seconds, 3)
     if events:
