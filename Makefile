@@ -58,7 +58,9 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/lasg demo
 
+# The tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile lasg again.
 test: install-dev
+	$(BIN)/python -m compileall -qq -j 0 src
 	$(BIN)/python -m pytest -n auto
 
 test-all: install-all
