@@ -22,7 +22,7 @@ from lasg.flower import keys, new
 from tests.flower import churn
 from tests.flower.test_new import app, trained  # noqa: F401
 
-NODES, ROUNDS = 3, 2
+NODES, ROUNDS = 2, 2
 CONFIG: dict[str, Any] = {
     "rounds": ROUNDS,
     "local_steps": 5,
@@ -75,7 +75,7 @@ def test_a_node_without_a_registered_key_with_a_wrong_certificate_or_without_tls
     refused = {
         "an unknown key": deployed.supernode("0", key="stranger"),
         "another CA": deployed.supernode("0", key="1", security=wrong),
-        "plain HTTP": deployed.supernode("0", key="2", security=("--insecure", "--max-retries", "1")),
+        "plain HTTP": deployed.supernode("0", key="1", security=("--insecure", "--max-retries", "1")),
     }
     for why, name in refused.items():
         process = deployed.running[name]
