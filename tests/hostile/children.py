@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from tests.hostile import hooks
 
 LONGEST = 600.0
@@ -26,6 +28,7 @@ def forked(act: Callable[[], int], log: Path, environment: Mapping[str, str]) ->
     child = os.fork()
     if child:
         return child
+    torch.set_num_threads(1)  # a fork has none of its parent's threads, and OpenMP would wait for them for ever
     code = 1
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
