@@ -79,7 +79,7 @@ def test_integers_that_look_like_a_quantity_are_told(lasg: Lasg) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["csv:patients.csv"], ["target, label, y", "label_column=NAME", "area, depth, diagnosis"]),
+        (["csv:patients.csv"], ["target or label or y", "label_column=NAME", "area, depth, diagnosis"]),
         (["csv:patients.csv", "--set", "label_column=depth"], ["column 'diagnosis' holds 'well', not a number"]),
         (["csv:absent.csv"], ["must name a CSV file", "no file"]),
         (["digits", "--scale"], ["scale is for libsvm:PATH and csv:PATH", "leave it out"]),
