@@ -283,7 +283,7 @@ class Member:
         return [entry for entry in entries if entry.run == self.run]
 
     def _compare(self, entries: list[Entry]) -> None:
-        """End the round where members have different models: those that are not most members' get it anew."""
+        """End the round where members have different models: those that differ from most get it again."""
         models = [entry.checksum for entry in entries if entry.checksum is not None]
         if len(set(models)) <= 1:
             return
