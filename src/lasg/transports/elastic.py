@@ -5,7 +5,6 @@ A rank that is late is silent in a round, and hears it all the same; what it has
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import socket
@@ -267,9 +266,9 @@ class Member:
         speaker.confirm(server.last_upload(name))
         if name in server.unheard:
             speaker.confirm(NOTHING)  # the others know of nothing that its messages build on
-        draw = functools.partial(counter.rounding_noise, self.seed, server.k, np.array([server.slots[name]]))
         rows = speaker.to_say(speaker.rows, slice(None))
-        messages, _ = speaker.pack(server.k, rows, slice(None), lambda: draw(rows.shape[-1]))
+        noise = counter.Draws(self.seed, server.k, np.array([server.slots[name]]), rows.shape[-1])
+        messages, _ = speaker.pack(server.k, rows, slice(None), noise)
         return entry._replace(fresh=speaker.last == NEVER, message=messages[0])
 
     def _ours(self, entries: list[Entry]) -> list[Entry]:
